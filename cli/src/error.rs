@@ -59,6 +59,13 @@ pub(crate) enum Error {
     SpoolFull(#[source] io::Error),
     #[error(transparent)]
     Export(#[from] otelctx_export::Error),
+    /// A setting of the agent in a file, or the file itself.
+    #[error("{place}: {why}")]
+    Settings { place: String, why: String },
+    #[error("--queue-dir: {0}")]
+    Queue(#[from] otelctx_agent::DirectoryError),
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] io::Error),
     #[error("--debuginfod: {0}")]
     Debuginfod(#[from] otelctx_export::DownloadError),
     #[error(transparent)]

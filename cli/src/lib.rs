@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use command::{check, demo, dump, ps, record, report, symbolize, top, view};
+use command::{agent, check, demo, dump, ps, record, report, symbolize, top, view};
 use otelctx_reader::runtime::Runtimes;
 pub use otelctx_sampler::KernelObject;
 use output::terminal;
@@ -51,6 +51,7 @@ enum Command {
     View(view::Arguments),
     Symbolize(symbolize::Arguments),
     Top(top::Arguments),
+    Agent(Box<agent::Arguments>),
     #[command(hide = true)]
     DemoService(demo::service::Arguments),
 }
@@ -124,6 +125,7 @@ pub fn run(setup: &Setup) -> ExitCode {
             let setup = arguments.go_labels.of(setup);
             top::run(arguments, &setup)
         }
+        Command::Agent(arguments) => agent::run(&arguments, setup),
         Command::DemoService(arguments) => demo::service::run(&arguments),
     };
     ExitCode::from(end(done))

@@ -15,7 +15,7 @@ pub(super) struct AttributeFilter {
     /// Keep only attributes with this name, among all that programs publish in contexts and resources;
     /// can be repeated
     #[arg(long = "keep-attribute", value_name = "NAME", value_parser = ids::attribute)]
-    keep: Vec<String>,
+    pub(super) keep: Vec<String>,
     /// Leave out the attribute with this name, of contexts and resources; can be repeated
     #[arg(long = "drop-attribute", value_name = "NAME", value_parser = ids::attribute)]
     pub(super) drop: Vec<String>,

@@ -1,5 +1,6 @@
 //! The subcommands, each in a file or directory, and the modules that several of them share.
 
+pub(crate) mod agent;
 mod attribute_filter;
 pub(crate) mod check;
 mod child;

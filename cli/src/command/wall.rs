@@ -31,6 +31,14 @@ impl Wall {
         self.wall.or_else(|| self.wall_only.then(default).flatten())
     }
 
+    /// The options of an agent: threads that run, and waits if there is a frequency for them.
+    pub(super) fn of_agent(frequency: Option<u32>) -> Self {
+        Self {
+            wall: frequency,
+            wall_only: false,
+        }
+    }
+
     /// Returns true if threads that run are sampled, too.
     pub(super) fn samples_cpu(self) -> bool {
         !self.wall_only

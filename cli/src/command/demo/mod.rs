@@ -85,6 +85,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         without_ebpf: false,
         setup: Setup::default(),
         duration: Some(arguments.duration),
+        shows_progress: true,
     })?;
     let method = session.method;
     let recorded = session.run(&mut spool, |sampler| !sampler.has_targets());

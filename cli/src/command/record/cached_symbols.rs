@@ -1,11 +1,14 @@
 //! A symbolizer that remembers what it has resolved, for a recording that is written again and again.
 
 use std::collections::HashMap;
+use std::fs;
+use std::io::ErrorKind;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use otelctx_profile::sample::{Function, Identity, Module};
+use otelctx_profile::sample::{Function, Identity, Module, ModuleFiles};
 use otelctx_profile::{SymbolQuery, Symbolizer};
 use otelctx_symbolize::Symbols;
 
@@ -16,11 +19,48 @@ const ADDRESS: usize = 64;
 const FUNCTION: usize = size_of::<Function>() + 48;
 
 /// A symbolizer that remembers functions, if it is asked to.
-pub(super) struct CachedSymbols {
+pub(in crate::command) struct CachedSymbols {
     symbols: Symbols,
+    /// The files of the sampled code.
+    files: ModuleFiles,
     known: Option<KnownFunctions>,
     /// True while nothing that takes time should be resolved.
     hurry: Arc<AtomicBool>,
+    budget: Option<ResolveBudget>,
+}
+
+/// The time for resolving functions that are not known: a part of the time that passes.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::command) struct ResolveBudget {
+    /// The part, as a divisor: 50 for 2 %.
+    divisor: u32,
+    max: Duration,
+    left: Duration,
+    updated: Instant,
+}
+
+impl ResolveBudget {
+    /// Creates a budget of a part of the time that passes, and of `max` at the start.
+    pub(in crate::command) fn new(divisor: u32, max: Duration) -> Self {
+        Self {
+            divisor,
+            max,
+            left: max,
+            updated: Instant::now(),
+        }
+    }
+
+    /// Returns whether anything is left at this time.
+    fn is_left(&mut self, now: Instant) -> bool {
+        let passed = now.saturating_duration_since(self.updated);
+        self.updated = now;
+        self.left = (self.left + passed / self.divisor).min(self.max);
+        !self.left.is_zero()
+    }
+
+    fn spend(&mut self, time: Duration) {
+        self.left = self.left.saturating_sub(time);
+    }
 }
 
 impl CachedSymbols {
@@ -28,22 +68,50 @@ impl CachedSymbols {
     pub(super) fn new(symbols: Symbols) -> Self {
         Self {
             symbols,
+            files: ModuleFiles::default(),
             known: None,
             hurry: Arc::default(),
+            budget: None,
         }
     }
 
     /// Creates one that remembers functions, and resolves only known ones while `hurry` is true.
-    pub(super) fn remembering(symbols: Symbols, hurry: Arc<AtomicBool>) -> Self {
+    pub(in crate::command) fn remembering(
+        symbols: Symbols,
+        files: ModuleFiles,
+        hurry: Arc<AtomicBool>,
+    ) -> Self {
         Self {
+            files,
             symbols,
             known: Some(KnownFunctions::default()),
             hurry,
+            budget: None,
+        }
+    }
+
+    /// Resolves unknown functions of files only while the budget lasts.
+    pub(in crate::command) fn with_budget(mut self, budget: ResolveBudget) -> Self {
+        self.budget = Some(budget);
+        self
+    }
+
+    /// Returns whether functions that are not known may be resolved now.
+    fn may_resolve(hurry: &AtomicBool, budget: &mut Option<ResolveBudget>) -> bool {
+        let mut budget = budget.iter_mut();
+        let is_left = budget.all(|it| it.is_left(Instant::now()));
+        is_left && !hurry.load(Ordering::Relaxed)
+    }
+
+    /// Counts time that was spent on resolving.
+    fn spend(budget: &mut Option<ResolveBudget>, since: Instant) {
+        if let Some(budget) = budget {
+            budget.spend(since.elapsed());
         }
     }
 
     /// Resolves further functions with these symbols.
-    pub(super) fn renew(&mut self, symbols: Symbols) {
+    pub(in crate::command) fn renew(&mut self, symbols: Symbols) {
         self.symbols = symbols;
     }
 
@@ -54,9 +122,23 @@ impl CachedSymbols {
 
 impl Symbolizer for CachedSymbols {
     fn functions(&mut self, query: SymbolQuery<'_>, addresses: &[u64]) -> Vec<Vec<Function>> {
-        let Some((known, file)) = self.known.as_mut().zip(key(query.module)) else {
+        let Some(known) = self.known.as_mut() else {
             return self.symbols.functions(query, addresses);
         };
+        let Some(file) = key(query.module, &self.files) else {
+            // Without a file, functions are found at once.
+            let may_resolve = !query.module.has_file()
+                || self.budget.is_none()
+                || Self::may_resolve(&self.hurry, &mut self.budget);
+            if !may_resolve {
+                return vec![Vec::new(); addresses.len()];
+            }
+            let begun = Instant::now();
+            let functions = self.symbols.functions(query, addresses);
+            Self::spend(&mut self.budget, begun);
+            return functions;
+        };
+        let file = &file[..];
         let mut found: Vec<_> = addresses.iter().map(|it| known.get(file, *it)).collect();
         let missing = addresses.iter().zip(&found);
         let missing: Vec<u64> = missing
@@ -65,14 +147,18 @@ impl Symbolizer for CachedSymbols {
         if missing.is_empty() {
             return found.into_iter().flatten().collect();
         }
-        let resolved = if self.hurry.load(Ordering::Relaxed) {
-            vec![Vec::new(); missing.len()]
+        let resolved = if Self::may_resolve(&self.hurry, &mut self.budget) {
+            let begun = Instant::now();
+            let resolved = self.symbols.functions(query, &missing);
+            Self::spend(&mut self.budget, begun);
+            resolved
         } else {
-            self.symbols.functions(query, &missing)
+            vec![Vec::new(); missing.len()]
         };
         // Without any, the file could not be decoded, perhaps only this time.
         if resolved.iter().any(|functions| !functions.is_empty()) {
-            for (address, functions) in missing.iter().zip(&resolved) {
+            let lasting = missing.iter().zip(&resolved);
+            for (address, functions) in lasting.filter(|(_, it)| !is_transient(it)) {
                 known.add(file, *address, functions);
             }
         }
@@ -86,16 +172,20 @@ impl Symbolizer for CachedSymbols {
     }
 
     fn identity(&mut self, query: SymbolQuery<'_>) -> Identity {
-        let Some((known, file)) = self.known.as_mut().zip(key(query.module)) else {
+        let both = self.known.as_mut().zip(key(query.module, &self.files));
+        let Some((known, file)) = both.filter(|_| query.module.has_file()) else {
             return self.symbols.identity(query);
         };
+        let file = &file[..];
         if let Some(identity) = known.identity(file) {
             return identity;
         }
-        if self.hurry.load(Ordering::Relaxed) {
+        if !Self::may_resolve(&self.hurry, &mut self.budget) {
             return Identity::by_build_id(query.module);
         }
+        let begun = Instant::now();
         let identity = self.symbols.identity(query);
+        Self::spend(&mut self.budget, begun);
         if identity.htlhash.is_some() {
             known.young.entry(file.into()).or_default().identity = Some(identity.clone());
         }
@@ -103,11 +193,39 @@ impl Symbolizer for CachedSymbols {
     }
 }
 
-/// Returns the build ID of a file, whose content it identifies. What has none, such as the kernel's modules or a file that
-/// may be overwritten, may have other functions at an address later.
-fn key(module: &Module) -> Option<&[u8]> {
-    let build_id = &module.build_id[..];
-    (module.has_file() && !build_id.is_empty()).then_some(build_id)
+/// Returns what identifies the content of a module: the build ID of a file, or for a file without one that is kept open
+/// its inode and the time of its last change; of the kernel its loaded modules. `None` for other code, which may have
+/// other functions at an address later.
+fn key(module: &Module, files: &ModuleFiles) -> Option<Box<[u8]>> {
+    if module.is_kernel() {
+        let modules = fs::read_to_string("/proc/modules");
+        let modules = match modules {
+            Ok(modules) => modules,
+            Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
+            Err(_) => return None,
+        };
+        return Some(kernel_key(&modules));
+    }
+    match &module.build_id[..] {
+        [] => files.content_key(module).map(|it| Box::from(&it[..])),
+        build_id => module.has_file().then(|| build_id.into()),
+    }
+}
+
+/// Returns the name, size and address of each loaded module (proc(5), `/proc/modules`). Numbers of users change often.
+fn kernel_key(modules: &str) -> Box<[u8]> {
+    let facts = modules.lines().flat_map(|line| {
+        let mut fields = line.split(' ');
+        [fields.next(), fields.next(), fields.nth(3), Some("\n")]
+    });
+    let text: String = facts.flatten().collect();
+    ["[kernel] ", &text].concat().into_bytes().into()
+}
+
+/// Returns whether functions may be known by another name later, although the key stays: an eBPF program takes the place of
+/// one that was unloaded.
+fn is_transient(functions: &[Function]) -> bool {
+    functions.iter().any(|it| it.name.starts_with("bpf_prog_"))
 }
 
 /// Functions by build ID and offset. Functions are removed that were not used while [`MAX_SIZE`] of others were.
@@ -187,10 +305,39 @@ mod tests {
         assert_eq!((known.get(&[2], 0), known.get(&[3], 7)), (None, None));
     }
 
+    #[test]
+    fn the_functions_of_the_kernel_are_known_while_its_modules_stay() {
+        let line = "nf_nat 61440 2 xt_nat,xt_MASQUERADE, Live 0xffffffffc0a1d000\n";
+        let used = line.replace(" 2 xt_nat,", " 3 xt_nat,xt_REDIRECT,");
+        let moved = line.replace("0xffffffffc0a1d000", "0xffffffffc0a2d000");
+        let first = kernel_key(line);
+        assert_eq!(&*first, b"[kernel] nf_nat614400xffffffffc0a1d000\n");
+        assert_eq!(kernel_key(&used), first);
+        assert_ne!(kernel_key(&moved), first);
+        assert_ne!(kernel_key(""), first);
+        let of = |name| is_transient(&function(name));
+        assert!(of("bpf_prog_6deef7357e7b4530_sample") && !of("do_syscall_64"));
+    }
+
+    #[test]
+    fn a_budget_is_a_part_of_the_time_that_passes() {
+        let mut budget = ResolveBudget::new(50, Duration::from_secs(2));
+        let start = budget.updated;
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert!(budget.is_left(at(0)));
+        budget.spend(Duration::from_secs(7));
+        assert!(!budget.is_left(at(0)));
+        assert!(budget.is_left(at(50)));
+        assert_eq!(budget.left, Duration::from_secs(1));
+        assert!(budget.is_left(at(5000)));
+        assert_eq!(budget.left, Duration::from_secs(2));
+    }
+
     /// The second time, nothing is decoded: the file of the query is not there.
     #[test]
     fn a_file_with_a_build_id_is_resolved_once() {
-        let mut symbols = CachedSymbols::remembering(Symbols::new(), Arc::default());
+        let mut symbols =
+            CachedSymbols::remembering(Symbols::new(), ModuleFiles::default(), Arc::default());
         let module = Module {
             path: "/usr/bin/absent".into(),
             build_id: vec![1, 2, 3],
@@ -212,7 +359,9 @@ mod tests {
             inode: 7,
             ..module.clone()
         };
-        assert_eq!(key(&without_id), None);
-        assert_eq!(key(&Module::kernel()), None);
+        let files = ModuleFiles::default();
+        assert_eq!(key(&without_id, &files), None);
+        files.keep(&without_id, fs::File::open("/proc/self/exe").unwrap());
+        assert_eq!(key(&without_id, &files).map(|it| it.len()), Some(40));
     }
 }

@@ -1,6 +1,6 @@
 //! `otelctx record`: samples processes, and writes what they did and for which trace.
 
-mod cached_symbols;
+pub(super) mod cached_symbols;
 pub(super) mod empty_recording;
 pub(super) mod gil;
 mod held;
@@ -324,6 +324,7 @@ fn record(
         without_ebpf: arguments.ptrace,
         setup: setup.clone(),
         duration: arguments.duration,
+        shows_progress: true,
     })?;
     let method = session.method;
     let child = waiting.map(Waiting::go).transpose().map_err(cannot_start)?;
@@ -343,7 +344,7 @@ fn record(
         let files = session.files();
         let symbols = arguments.symbols(server.clone(), files.clone());
         let work = KeptWriter {
-            symbols: CachedSymbols::remembering(symbols, Arc::clone(&hurry)),
+            symbols: CachedSymbols::remembering(symbols, files.clone(), Arc::clone(&hurry)),
             arguments,
             method,
             server,

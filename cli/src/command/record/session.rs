@@ -42,6 +42,8 @@ pub(in crate::command) struct Plan {
     pub(in crate::command) setup: Setup,
     /// `None` if something else ends the recording.
     pub(in crate::command) duration: Option<Duration>,
+    /// True to show the progress on a terminal.
+    pub(in crate::command) shows_progress: bool,
 }
 
 /// Takes the samples of a recording while it runs.
@@ -78,6 +80,7 @@ pub(in crate::command) struct Session {
     /// The scans for waits, if they were asked for.
     scans: Option<Scans>,
     duration: Option<Duration>,
+    shows_progress: bool,
     /// The time at which it started: `CLOCK_MONOTONIC` in nanoseconds, and since the Unix epoch.
     start: u64,
     start_unix: u64,
@@ -116,6 +119,7 @@ impl Session {
             period: NonZeroU64::new(period).unwrap_or(NonZeroU64::MIN),
             scans: Scans::of(plan.wall),
             duration: plan.duration,
+            shows_progress: plan.shows_progress,
             start,
             start_unix: calendar_time(start),
         })
@@ -169,7 +173,9 @@ impl Session {
                 }
             }
             self.count_scans();
-            progress.show(&now.counts);
+            if self.shows_progress {
+                progress.show(&now.counts);
+            }
             if has_ended(&self.sampler) {
                 break;
             }

@@ -1,0 +1,212 @@
+//! The thread that makes messages of samples: resolves functions, bounds attributes, encodes.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use otelctx_agent::{Cardinality, CardinalityLimits, Queue};
+use otelctx_profile::sample::format::process_context::Value;
+use otelctx_profile::sample::{ModuleFiles, ProcessFacts};
+use otelctx_profile::{Options, Profile, Recording};
+use otelctx_symbolize::SharedServer;
+
+use super::settings::{Services, Settings};
+use crate::command::record::cached_symbols::{CachedSymbols, ResolveBudget};
+
+/// Batches that may wait for the thread, beside the one that it works on.
+const MAX_WAITING: usize = 1;
+/// The resource attribute with the name of a service.
+const SERVICE_NAME: &str = "service.name";
+/// Number of batches after which files without functions are searched again: some minutes.
+const RENEWAL: u64 = 60;
+/// The part of the time in which functions are resolved, as a divisor: 2 %.
+const RESOLVE_DIVISOR: u32 = 50;
+/// The time for resolving functions at the start, or after a time without new ones.
+const MAX_RESOLVE: Duration = Duration::from_secs(20);
+
+/// What the thread has done.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// Batches that were passed on and are not encoded yet.
+    waiting: AtomicUsize,
+    /// Samples that were passed on.
+    pub(super) samples: AtomicU64,
+    /// Samples that were dropped because the thread was busy.
+    pub(super) dropped: AtomicU64,
+    /// Samples of processes that are not to be recorded.
+    pub(super) excluded: AtomicU64,
+    /// Values that were replaced, and attributes that were removed, because there are too many.
+    pub(super) limited_values: AtomicU64,
+    pub(super) limited_attributes: AtomicU64,
+}
+
+/// The thread, from the recorder's side.
+pub(super) struct Batches {
+    sender: SyncSender<Recording>,
+    pub(super) progress: Arc<Progress>,
+    thread: JoinHandle<()>,
+}
+
+impl Batches {
+    /// Starts the thread. Functions that are not known yet are not resolved while `hurry` is true.
+    pub(super) fn start(
+        settings: Arc<Mutex<Arc<Settings>>>,
+        files: ModuleFiles,
+        queue: Queue,
+        message_size: usize,
+        hurry: Arc<AtomicBool>,
+    ) -> io::Result<Self> {
+        let (sender, receiver) = sync_channel(MAX_WAITING);
+        let progress = Arc::new(Progress::default());
+        let current = current(&settings);
+        let server = current.server();
+        let work = Work {
+            symbols: CachedSymbols::remembering(
+                current.symbols(server.clone(), &files, &hurry),
+                files.clone(),
+                Arc::clone(&hurry),
+            )
+            .with_budget(ResolveBudget::new(RESOLVE_DIVISOR, MAX_RESOLVE)),
+            hurry,
+            server,
+            files,
+            cardinality: Cardinality::new(current.cardinality),
+            limits: current.cardinality,
+            settings,
+            queue,
+            message_size,
+            number: 0,
+            progress: Arc::clone(&progress),
+        };
+        let thread = Builder::new().name("encoder".to_owned());
+        let thread = thread.spawn(move || work.run(&receiver))?;
+        Ok(Self {
+            sender,
+            progress,
+            thread,
+        })
+    }
+
+    /// Returns whether a batch can be added without waiting.
+    pub(super) fn has_room(&self) -> bool {
+        self.progress.waiting.load(Ordering::Acquire) <= MAX_WAITING
+    }
+
+    /// Adds a batch.
+    pub(super) fn add(&self, batch: Recording) {
+        self.progress.waiting.fetch_add(1, Ordering::AcqRel);
+        let samples = batch.samples.len() as u64;
+        self.progress.samples.fetch_add(samples, Ordering::Relaxed);
+        // If the thread has panicked, that was printed.
+        let _ = self.sender.send(batch);
+    }
+
+    /// Counts samples that were dropped because there was no room.
+    pub(super) fn count_dropped(&self, samples: u64) {
+        self.progress.dropped.fetch_add(samples, Ordering::Relaxed);
+    }
+
+    /// Adds the last batch, and waits until all are encoded.
+    pub(super) fn finish(self, last: Recording) {
+        self.add(last);
+        drop(self.sender);
+        let _ = self.thread.join();
+    }
+}
+
+/// Returns the settings that are in force.
+pub(super) fn current(settings: &Mutex<Arc<Settings>>) -> Arc<Settings> {
+    let settings = settings.lock().unwrap_or_else(PoisonError::into_inner);
+    Arc::clone(&settings)
+}
+
+struct Work {
+    settings: Arc<Mutex<Arc<Settings>>>,
+    symbols: CachedSymbols,
+    hurry: Arc<AtomicBool>,
+    server: Option<SharedServer>,
+    files: ModuleFiles,
+    cardinality: Cardinality,
+    limits: CardinalityLimits,
+    queue: Queue,
+    message_size: usize,
+    /// Number of batches so far.
+    number: u64,
+    progress: Arc<Progress>,
+}
+
+impl Work {
+    fn run(mut self, batches: &Receiver<Recording>) {
+        for batch in batches {
+            self.encode(batch);
+            self.progress.waiting.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    fn encode(&mut self, mut batch: Recording) {
+        let settings = current(&self.settings);
+        if settings.cardinality != self.limits {
+            self.limits = settings.cardinality;
+            self.cardinality = Cardinality::new(self.limits);
+        }
+        self.number += 1;
+        if self.number.is_multiple_of(RENEWAL) {
+            let server = self.server.clone();
+            let symbols = settings.symbols(server, &self.files, &self.hurry);
+            self.symbols.renew(symbols);
+            self.files.age();
+        }
+        let all = batch.samples.len();
+        select(&settings.services, &mut batch);
+        let excluded = (all - batch.samples.len()) as u64;
+        self.progress
+            .excluded
+            .fetch_add(excluded, Ordering::Relaxed);
+        settings.attributes.apply(&mut batch);
+        let limited = self.cardinality.apply(&mut batch);
+        let add = |counter: &AtomicU64, number| counter.fetch_add(number, Ordering::Relaxed);
+        add(&self.progress.limited_values, limited.values);
+        add(&self.progress.limited_attributes, limited.attributes);
+        let profile = Profile::new(batch, &mut self.symbols);
+        let mut options = Options::default();
+        options
+            .attribute_prefix
+            .clone_from(&settings.attribute_prefix);
+        options
+            .dropped_attributes
+            .clone_from(&settings.attributes.drop);
+        let mut messages = profile.otlp_messages(&options, self.message_size);
+        while let Some(message) = messages.next() {
+            self.queue.push(message, messages.samples() as u64);
+        }
+    }
+}
+
+/// Removes the samples of processes that are not to be recorded.
+fn select(services: &Services, batch: &mut Recording) {
+    let processes = batch.catalog.processes();
+    let recorded: Vec<bool> = processes
+        .map(|(_, facts)| services.include(service(facts)))
+        .collect();
+    if recorded.iter().all(|it| *it) {
+        return;
+    }
+    let catalog = &batch.catalog;
+    batch.samples.retain(|sample| {
+        let process = catalog.thread_facts(sample.thread).process;
+        recorded[process.index()]
+    });
+}
+
+/// Returns the name of a process's service; empty if it has none.
+fn service(facts: &ProcessFacts) -> &str {
+    let mut resource = facts.resource.iter();
+    let found = resource.find(|(key, _)| key == SERVICE_NAME);
+    match found {
+        Some((_, Value::String(name))) => name,
+        _ => "",
+    }
+}

@@ -1,0 +1,337 @@
+//! The agent's settings: from flags, else from the environment, else from a file, else the defaults.
+
+mod file;
+mod values;
+
+use std::env;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use otelctx_agent::{CardinalityLimits, Queue, QueueLimits};
+use otelctx_export::{Endpoint, Protocol};
+use otelctx_profile::sample::ModuleFiles;
+use otelctx_symbolize::{SharedServer, Symbols};
+use serde::Deserialize;
+
+use crate::command::attribute_filter::AttributeFilter;
+use crate::command::debug_files::DebugFiles;
+use crate::command::help;
+use crate::command::ids;
+use crate::command::wall::Wall;
+use crate::error::Error;
+use crate::output::terminal::escape;
+use values::{Frequency, Interval, Size};
+
+/// The default time between two messages.
+const INTERVAL: Duration = Duration::from_secs(5);
+/// The default sampling frequency per CPU, in Hz.
+const FREQUENCY: u32 = 99;
+
+/// Environment variables that name the collector, the first one with precedence.
+const ENDPOINTS: [&str; 2] = [
+    "OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+];
+
+/// Record the whole machine without end, and send profiles to an OpenTelemetry Collector
+///
+/// Sends every 5 s, and retries while the collector is away: profiles wait in a queue that is bounded
+/// in memory, and on disk with --queue-dir. Ends on SIGTERM and Ctrl-C. OTEL_EXPORTER_OTLP_* hold for
+/// headers, timeout, compression and certificates.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// File with settings (TOML): the names of the options below without dashes before them. Flags and
+    /// environment variables take precedence
+    #[arg(long, value_name = "FILE", env = "OTELCTX_AGENT_CONFIG")]
+    pub(super) config: Option<PathBuf>,
+    /// Check the settings, print them, and exit
+    #[arg(long)]
+    pub(super) check_config: bool,
+    #[command(flatten)]
+    given: Given,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  otelctx agent --otlp http://localhost:4317                  send to a collector over gRPC
+  otelctx agent --config agent.toml --check-config            check a file with settings
+  otelctx agent --queue-dir /var/lib/otelctx --queue-size 1GiB
+                                                              keep profiles while the collector is away";
+
+/// The settings that can be given in each way.
+#[derive(Clone, Debug, Default, clap::Args, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+struct Given {
+    /// Send to this collector, such as http://localhost:4317 [default: OTEL_EXPORTER_OTLP_ENDPOINT, else
+    /// http://localhost:4318]
+    #[arg(help_heading = help::OUTPUT, long, value_name = "URL")]
+    otlp: Option<String>,
+    /// Protocol: grpc or http/protobuf [default: by port (4317, 4318), else OTEL_EXPORTER_OTLP_PROTOCOL,
+    /// else http/protobuf]
+    #[arg(help_heading = help::OUTPUT, long, value_name = "PROTOCOL")]
+    #[serde(deserialize_with = "file::protocol")]
+    otlp_protocol: Option<Protocol>,
+    /// Time between two messages, such as 10s [default: 5s]
+    #[arg(help_heading = help::OUTPUT, long, value_name = "SECONDS", env = "OTELCTX_AGENT_INTERVAL")]
+    interval: Option<Interval>,
+    /// Keep messages that are not sent yet in this directory, also across restarts
+    #[arg(help_heading = help::OUTPUT, long, value_name = "DIRECTORY", env = "OTELCTX_AGENT_QUEUE_DIR")]
+    queue_dir: Option<PathBuf>,
+    /// Maximum size of messages in --queue-dir, such as 1GiB [default: 256MiB]
+    #[arg(help_heading = help::OUTPUT, long, value_name = "SIZE", env = "OTELCTX_AGENT_QUEUE_SIZE")]
+    queue_size: Option<Size>,
+    /// Maximum size of messages in memory [default: 16MiB]
+    #[arg(help_heading = help::OUTPUT, long, value_name = "SIZE", env = "OTELCTX_AGENT_QUEUE_MEMORY")]
+    queue_memory: Option<Size>,
+    /// Prefix for context attribute names
+    #[arg(help_heading = help::OUTPUT, long, value_name = "PREFIX", env = "OTELCTX_AGENT_ATTRIBUTE_PREFIX")]
+    attribute_prefix: Option<String>,
+    /// Sampling frequency per CPU, in Hz [default: 99]
+    #[arg(help_heading = help::SAMPLING, short = 'F', long, value_name = "HZ", env = "OTELCTX_AGENT_FREQUENCY")]
+    frequency: Option<Frequency>,
+    /// Also sample where threads wait, this often in a second at most
+    #[arg(help_heading = help::SAMPLING, long, value_name = "HZ", num_args = 0..=1, require_equals = true,
+        default_missing_value = "49", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    #[serde(deserialize_with = "file::wall")]
+    wall: Option<u32>,
+    /// Sample by stopping threads, even if eBPF is permitted
+    #[arg(help_heading = help::SAMPLING, long)]
+    ptrace: bool,
+    /// Record only processes of this service (service.name); a name may end in *. Can be repeated
+    #[arg(help_heading = help::PROCESSES, long, value_name = "NAME")]
+    service: Vec<String>,
+    /// Do not record processes of this service; a name may end in *. Can be repeated
+    #[arg(help_heading = help::PROCESSES, long, value_name = "NAME")]
+    except_service: Vec<String>,
+    /// Keep only attributes with this name, of contexts and resources; can be repeated
+    #[arg(help_heading = help::SAMPLES, long, value_name = "NAME", value_parser = ids::attribute)]
+    keep_attribute: Vec<String>,
+    /// Leave out the attribute with this name, of contexts and resources; can be repeated
+    #[arg(help_heading = help::SAMPLES, long, value_name = "NAME", value_parser = ids::attribute)]
+    drop_attribute: Vec<String>,
+    /// Maximum number of attributes of contexts with different names; further ones are left out [default: 64]
+    #[arg(help_heading = help::SAMPLES, long, value_name = "N", env = "OTELCTX_AGENT_MAX_ATTRIBUTES")]
+    max_attributes: Option<usize>,
+    /// Maximum number of values of an attribute in an hour; further ones become (other) [default: 1000]
+    #[arg(help_heading = help::SAMPLES, long, value_name = "N", env = "OTELCTX_AGENT_MAX_VALUES")]
+    max_values: Option<usize>,
+    /// Maximum number of routes (http.route) in an hour; further ones become (other) [default: 500]
+    #[arg(help_heading = help::SAMPLES, long, value_name = "N", env = "OTELCTX_AGENT_MAX_ROUTES")]
+    max_routes: Option<usize>,
+    /// Additional directory to search for separate debug files
+    #[arg(help_heading = help::NAMES, long, value_name = "DIRECTORY")]
+    debug_dir: Vec<PathBuf>,
+    /// Download missing debug information from this debuginfod server
+    #[arg(help_heading = help::NAMES, long, value_name = "URL", env = "OTELCTX_AGENT_DEBUGINFOD")]
+    debuginfod: Option<String>,
+    /// Send addresses with build IDs, without function names
+    #[arg(help_heading = help::NAMES, long)]
+    no_symbols: bool,
+}
+
+impl Given {
+    /// Completes these settings by those of a file.
+    fn or(self, file: Self) -> Self {
+        let list = |given: Vec<String>, file| if given.is_empty() { file } else { given };
+        Self {
+            otlp: self.otlp.or(file.otlp),
+            otlp_protocol: self.otlp_protocol.or(file.otlp_protocol),
+            interval: self.interval.or(file.interval),
+            queue_dir: self.queue_dir.or(file.queue_dir),
+            queue_size: self.queue_size.or(file.queue_size),
+            queue_memory: self.queue_memory.or(file.queue_memory),
+            attribute_prefix: self.attribute_prefix.or(file.attribute_prefix),
+            frequency: self.frequency.or(file.frequency),
+            wall: self.wall.or(file.wall),
+            ptrace: self.ptrace || file.ptrace,
+            service: list(self.service, file.service),
+            except_service: list(self.except_service, file.except_service),
+            keep_attribute: list(self.keep_attribute, file.keep_attribute),
+            drop_attribute: list(self.drop_attribute, file.drop_attribute),
+            max_attributes: self.max_attributes.or(file.max_attributes),
+            max_values: self.max_values.or(file.max_values),
+            max_routes: self.max_routes.or(file.max_routes),
+            debug_dir: if self.debug_dir.is_empty() {
+                file.debug_dir
+            } else {
+                self.debug_dir
+            },
+            debuginfod: self.debuginfod.or(file.debuginfod),
+            no_symbols: self.no_symbols || file.no_symbols,
+        }
+    }
+}
+
+/// The settings in force.
+#[derive(Debug)]
+pub(super) struct Settings {
+    otlp: Option<String>,
+    otlp_protocol: Option<Protocol>,
+    pub(super) interval: Duration,
+    queue_dir: Option<PathBuf>,
+    queue_limits: QueueLimits,
+    pub(super) attribute_prefix: String,
+    pub(super) frequency: u32,
+    pub(super) wall: Wall,
+    pub(super) ptrace: bool,
+    pub(super) services: Services,
+    pub(super) attributes: AttributeFilter,
+    pub(super) cardinality: CardinalityLimits,
+    debug_files: DebugFiles,
+    no_symbols: bool,
+}
+
+impl Settings {
+    /// Reads the settings from the file, if there is one, and completes them.
+    pub(super) fn read(arguments: &Arguments) -> Result<Self, Error> {
+        let file = arguments.config.as_deref().map(file::read).transpose()?;
+        let mut given = arguments.given.clone();
+        // The usual variables take precedence over the file, like all of the environment.
+        let from_environment = ENDPOINTS
+            .iter()
+            .any(|it| env::var_os(it).is_some_and(|it| !it.is_empty()));
+        let mut file = file.unwrap_or_default();
+        if from_environment && given.otlp.is_none() {
+            file.otlp = None;
+        }
+        given = given.or(file);
+        let (queue, cardinality) = (QueueLimits::default(), CardinalityLimits::default());
+        let settings = Self {
+            otlp: given.otlp,
+            otlp_protocol: given.otlp_protocol,
+            interval: given.interval.map_or(INTERVAL, |it| it.0),
+            queue_dir: given.queue_dir,
+            queue_limits: QueueLimits {
+                memory: given.queue_memory.map_or(queue.memory, |it| it.0),
+                directory: given.queue_size.map_or(queue.directory, |it| it.0),
+            },
+            attribute_prefix: given.attribute_prefix.unwrap_or_default(),
+            frequency: given.frequency.map_or(FREQUENCY, |it| it.0),
+            wall: Wall::of_agent(given.wall),
+            ptrace: given.ptrace,
+            services: Services {
+                only: given.service,
+                except: given.except_service,
+            },
+            attributes: AttributeFilter {
+                keep: given.keep_attribute,
+                drop: given.drop_attribute,
+            },
+            cardinality: CardinalityLimits {
+                attributes: given.max_attributes.unwrap_or(cardinality.attributes),
+                values: given.max_values.unwrap_or(cardinality.values),
+                routes: given.max_routes.unwrap_or(cardinality.routes),
+                ..cardinality
+            },
+            debug_files: DebugFiles {
+                debug_dir: given.debug_dir,
+                debuginfod: given.debuginfod,
+            },
+            no_symbols: given.no_symbols,
+        };
+        // Mistakes are found now, and not after an hour.
+        settings.endpoint()?;
+        settings.debug_files.server()?;
+        Ok(settings)
+    }
+
+    /// Returns the collector.
+    pub(super) fn endpoint(&self) -> Result<Endpoint, Error> {
+        let variable = |name: &str| env::var(name).ok();
+        let url = self.otlp.as_deref();
+        Ok(Endpoint::from_environment(
+            url,
+            self.otlp_protocol,
+            variable,
+        )?)
+    }
+
+    /// Opens the queue.
+    pub(super) fn queue(&self) -> Result<Queue, Error> {
+        match &self.queue_dir {
+            Some(path) => Ok(Queue::in_directory(path, self.queue_limits)?),
+            None => Ok(Queue::in_memory(self.queue_limits)),
+        }
+    }
+
+    /// Returns the server for debug information, if there is one.
+    pub(super) fn server(&self) -> Option<SharedServer> {
+        // It was checked when the settings were read.
+        self.debug_files.server().ok().flatten()
+    }
+
+    /// Returns a symbolizer for these files of sampled code. Once `is_ending` is true, it resolves nothing more.
+    pub(super) fn symbols(
+        &self,
+        server: Option<SharedServer>,
+        files: &ModuleFiles,
+        is_ending: &Arc<AtomicBool>,
+    ) -> Symbols {
+        let symbols = self.debug_files.symbols(server);
+        let symbols = symbols.search_processes().files(files.clone());
+        let symbols = symbols.abandoned_by(Arc::clone(is_ending));
+        if self.no_symbols {
+            symbols.without_functions()
+        } else {
+            symbols
+        }
+    }
+
+    /// Describes the settings, one in a line.
+    pub(super) fn summary(&self) -> Result<String, Error> {
+        let endpoint = self.endpoint()?;
+        let protocol = endpoint.protocol();
+        let interval = self.interval.as_secs_f64();
+        let limits = self.queue_limits;
+        let queue = match &self.queue_dir {
+            Some(path) => format!(
+                "{} bytes in {}",
+                limits.directory,
+                escape(&path.to_string_lossy())
+            ),
+            None => format!("{} bytes in memory", limits.memory),
+        };
+        let waits = match self.wall.frequency() {
+            Some(frequency) => format!("{frequency} scans in a second"),
+            None => "not sampled".to_owned(),
+        };
+        let CardinalityLimits {
+            attributes,
+            values,
+            routes,
+            ..
+        } = self.cardinality;
+        Ok(format!(
+            "collector    {endpoint} over {protocol}, every {interval} s\n\
+             queue        {queue}\n\
+             sampling     {} Hz on each CPU\n\
+             waits        {waits}\n\
+             attributes   at most {attributes} names, {values} values of each, {routes} routes\n",
+            self.frequency
+        ))
+    }
+}
+
+/// The services to record.
+#[derive(Debug, Default)]
+pub(super) struct Services {
+    only: Vec<String>,
+    except: Vec<String>,
+}
+
+impl Services {
+    /// Returns whether to record a service.
+    pub(super) fn include(&self, name: &str) -> bool {
+        let matches = |pattern: &String| match pattern.strip_suffix('*') {
+            Some(start) => name.starts_with(start),
+            None => name == pattern,
+        };
+        !self.except.iter().any(matches) && (self.only.is_empty() || self.only.iter().any(matches))
+    }
+}
+
+#[cfg(test)]
+mod tests;

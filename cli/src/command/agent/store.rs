@@ -1,0 +1,113 @@
+//! Collects samples until a batch is due.
+
+use std::io;
+use std::mem;
+use std::time::Duration;
+
+use otelctx_profile::sample::{Catalog, Counts, Sample};
+use otelctx_profile::{Clock, Recording};
+use otelctx_sampler::calendar_time;
+
+use super::batches::Batches;
+use crate::command::record::session::{Now, Recorded, Store};
+
+/// Maximum number of samples in a batch. The next thread is far behind if there are as many: a batch of 5 s from 64 CPUs at
+/// 99 Hz has 32,000.
+const MAX_SAMPLES: usize = 100_000;
+/// Maximum memory of what samples refer to, in bytes.
+const MAX_CATALOG: usize = 8 << 20;
+
+/// Totals of a recording that has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Totals {
+    /// Samples that were dropped because functions were not resolved and messages not encoded in time.
+    pub(super) dropped_samples: u64,
+}
+
+/// Collects samples, and passes them on in batches.
+pub(super) struct AgentStore {
+    batches: Batches,
+    /// The time between two batches, in nanoseconds.
+    interval: u64,
+    samples: Vec<Sample>,
+    /// The start of the batch (`CLOCK_MONOTONIC`, in nanoseconds), and the recording's counters by then.
+    start: u64,
+    before: Counts,
+    totals: Totals,
+}
+
+impl AgentStore {
+    /// Creates an empty one, of a recording that started at `start` (`CLOCK_MONOTONIC`, in nanoseconds).
+    pub(super) fn new(batches: Batches, interval: Duration, start: u64) -> Self {
+        Self {
+            batches,
+            interval: u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX),
+            samples: Vec::new(),
+            start,
+            before: Counts::default(),
+            totals: Totals::default(),
+        }
+    }
+
+    /// Passes on the last samples, and waits until all are encoded.
+    pub(super) fn finish(mut self, recorded: Recorded) -> Totals {
+        let mut catalog = recorded.catalog;
+        let batch = self.take(&mut catalog, &recorded.now);
+        self.batches.finish(batch);
+        self.totals
+    }
+
+    /// Passes on the batch if there is room for it. Returns true if the catalog is empty now.
+    fn pass_on(&mut self, catalog: &mut Catalog, now: &Now) -> bool {
+        if self.samples.is_empty() {
+            (self.start, self.before) = (now.clock.end, now.counts);
+            return false;
+        }
+        if self.batches.has_room() {
+            let batch = self.take(catalog, now);
+            self.batches.add(batch);
+            return true;
+        }
+        // The next thread is busy: the batch grows, within limits.
+        if self.samples.len() < MAX_SAMPLES && catalog.memory() < MAX_CATALOG {
+            return false;
+        }
+        let batch = self.take(catalog, now);
+        self.totals.dropped_samples += batch.samples.len() as u64;
+        self.batches.count_dropped(batch.samples.len() as u64);
+        true
+    }
+
+    /// Takes the batch, with the catalog, and begins the next one.
+    fn take(&mut self, catalog: &mut Catalog, now: &Now) -> Recording {
+        let before = mem::replace(&mut self.before, now.counts);
+        let start = mem::replace(&mut self.start, now.clock.end);
+        let samples = mem::take(&mut self.samples);
+        // The next batch has as many samples, more or less.
+        self.samples.reserve(samples.len());
+        Recording {
+            catalog: mem::take(catalog),
+            samples,
+            clock: Clock {
+                start,
+                end: now.clock.end,
+                // Calendar time may be set while the recording runs.
+                start_unix: calendar_time(start),
+            },
+            period: now.period,
+            counts: now.counts.since(before),
+        }
+    }
+}
+
+impl Store for AgentStore {
+    fn push(&mut self, sample: &Sample) {
+        self.samples.push(*sample);
+    }
+
+    fn update(&mut self, catalog: &mut Catalog, now: &Now) -> io::Result<bool> {
+        let is_due = now.clock.end.saturating_sub(self.start) >= self.interval;
+        let is_large = self.samples.len() >= MAX_SAMPLES || catalog.memory() >= MAX_CATALOG;
+        Ok((is_due || is_large) && self.pass_on(catalog, now))
+    }
+}
