@@ -273,7 +273,10 @@ impl Queue {
 
     /// Ends [`Self::next`] once all messages are sent, at the latest at `end`.
     pub(crate) fn stop(&self, end: Instant) {
-        self.shared.lock().stop = Some(end);
+        let mut state = self.shared.lock();
+        // The sender may wait for a retry, and makes a last attempt.
+        (state.stop, state.is_woken) = (Some(end), true);
+        drop(state);
         self.shared.changed.notify_all();
     }
 

@@ -20,7 +20,8 @@ const LINKERS: &str =
     "binary(matrix) | binary(links) | binary(mix) | binary(copies) | binary(export)";
 const INTERPRETERS: &str =
     "package(otelctx-python) | package(otelctx-node) | package(otelctx-napi)";
-const COLLECTOR: &str = "binary(real_collector) | binary(collected_spans)";
+const COLLECTOR: &str =
+    "binary(real_collector) | binary(collected_spans) | binary(queue_collector)";
 const VIEWERS: &str = "binary(viewers)";
 
 /// Seconds for each fuzz target.

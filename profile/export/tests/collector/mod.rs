@@ -16,6 +16,7 @@ const HTTP: u16 = 4318;
 
 /// A Collector with addresses and files of its own, which ends with this value.
 pub(crate) struct Collector {
+    program: PathBuf,
     child: Child,
     pub(crate) folder: PathBuf,
     pub(crate) address: String,
@@ -68,6 +69,27 @@ impl Collector {
         format!("http://{}:{HTTP}", self.address)
     }
 
+    /// Ends it, and starts it again with the same configuration.
+    #[allow(dead_code)]
+    pub(crate) fn restart(&mut self) {
+        self.written();
+        self.child = spawn(&self.program, &self.folder);
+        self.wait();
+    }
+
+    /// Waits until it listens.
+    fn wait(&mut self) {
+        for port in [GRPC, HTTP] {
+            while TcpStream::connect((self.address.as_str(), port)).is_err() {
+                if let Some(status) = self.child.try_wait().unwrap() {
+                    let log = fs::read_to_string(self.folder.join("log")).unwrap();
+                    panic!("the Collector has ended with {status}: {log}");
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+    }
+
     /// Ends it, once, and returns the file that it kept what it got in. That goes with this value.
     pub(crate) fn written(&mut self) -> PathBuf {
         let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap());
@@ -116,33 +138,31 @@ impl Preparation {
     /// Starts it with this configuration for `localhost`, and waits until it listens.
     pub(crate) fn start(self, configuration: &str) -> Collector {
         let path = self.folder.join("config.yaml");
-        fs::write(&path, configuration.replace("localhost", &self.address)).unwrap();
-        let log = fs::File::create(self.folder.join("log")).unwrap();
-        let child = Command::new(self.program)
-            .arg("--config")
-            .arg(path)
-            .arg("--feature-gates=service.profilesSupport")
-            // Its own metrics would take a port that all of them share.
-            .arg("--set=service.telemetry.metrics.level=none")
-            .current_dir(&self.folder)
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .unwrap();
+        fs::write(path, configuration.replace("localhost", &self.address)).unwrap();
         let mut collector = Collector {
-            child,
+            child: spawn(&self.program, &self.folder),
+            program: self.program,
             folder: self.folder,
             address: self.address,
         };
-        for port in [GRPC, HTTP] {
-            while TcpStream::connect((collector.address.as_str(), port)).is_err() {
-                if let Some(status) = collector.child.try_wait().unwrap() {
-                    let log = fs::read_to_string(collector.folder.join("log")).unwrap();
-                    panic!("the Collector has ended with {status}: {log}");
-                }
-                std::thread::sleep(Duration::from_millis(20));
-            }
-        }
+        collector.wait();
         collector
     }
+}
+
+/// Starts a Collector with the configuration in its folder.
+fn spawn(program: &Path, folder: &Path) -> Child {
+    let mut options = fs::OpenOptions::new();
+    let log = options.create(true).append(true).open(folder.join("log"));
+    Command::new(program)
+        .arg("--config")
+        .arg(folder.join("config.yaml"))
+        .arg("--feature-gates=service.profilesSupport")
+        // Its own metrics would take a port that all of them share.
+        .arg("--set=service.telemetry.metrics.level=none")
+        .current_dir(folder)
+        .stdout(Stdio::null())
+        .stderr(log.unwrap())
+        .spawn()
+        .unwrap()
 }
