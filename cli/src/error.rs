@@ -64,6 +64,14 @@ pub(crate) enum Error {
     Settings { place: String, why: String },
     #[error("--queue-dir: {0}")]
     Queue(#[from] otelctx_agent::DirectoryError),
+    #[error("--listen {address}: {why}")]
+    Listen {
+        address: std::net::SocketAddr,
+        #[source]
+        why: io::Error,
+    },
+    #[error("--health asks an agent that listens: give its --listen, or the same --config")]
+    NoListener,
     #[error("cannot start a thread: {0}")]
     Thread(#[source] io::Error),
     #[error("--debuginfod: {0}")]

@@ -35,6 +35,9 @@ static UNWRITTEN: AtomicI32 = AtomicI32::new(0);
 /// True if SIGUSR1 has arrived, and [`take_write_request`] was not called since.
 static WRITE_REQUESTED: AtomicBool = AtomicBool::new(false);
 
+/// True if SIGHUP has arrived, and [`take_reload`] was not called since.
+static RELOAD_REQUESTED: AtomicBool = AtomicBool::new(false);
+
 const LOST: &[u8] = b"otelctx: interrupted twice: the recording was not written\n";
 
 extern "C" fn note(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
@@ -128,6 +131,27 @@ pub(crate) fn catch_write_requests() -> io::Result<()> {
 /// Returns whether SIGUSR1 has arrived since the last call, once or several times.
 pub(crate) fn take_write_request() -> bool {
     WRITE_REQUESTED.swap(false, Ordering::Relaxed)
+}
+
+extern "C" fn note_reload(_: libc::c_int) {
+    RELOAD_REQUESTED.store(true, Ordering::Relaxed);
+}
+
+/// Notes SIGHUP for [`take_reload`], also if it was ignored, in place of ending the command on it.
+pub(crate) fn catch_reloads() -> io::Result<()> {
+    let noted = SigAction::new(
+        SigHandler::Handler(note_reload),
+        SaFlags::SA_RESTART,
+        SigSet::empty(),
+    );
+    // SAFETY: `note_reload` only stores to an atomic.
+    unsafe { sigaction(Signal::SIGHUP, &noted) }?;
+    Ok(())
+}
+
+/// Returns whether SIGHUP has arrived since the last call, once or several times.
+pub(crate) fn take_reload() -> bool {
+    RELOAD_REQUESTED.swap(false, Ordering::Relaxed)
 }
 
 /// Says that SIGINT does not end the command, as in the background of a shell's script, if so.

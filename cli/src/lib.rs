@@ -125,7 +125,7 @@ pub fn run(setup: &Setup) -> ExitCode {
             let setup = arguments.go_labels.of(setup);
             top::run(arguments, &setup)
         }
-        Command::Agent(arguments) => agent::run(&arguments, setup),
+        Command::Agent(arguments) => agent::run(*arguments, setup),
         Command::DemoService(arguments) => demo::service::run(&arguments),
     };
     ExitCode::from(end(done))

@@ -2,6 +2,11 @@
 
 use otelctx_reader::remote;
 
+/// The variable by which a process asks not to be recorded, with the value `off`.
+const OPT_OUT: &str = "OTELCTX_PROFILE";
+/// Maximum number of bytes that are read of an environment for that.
+const ENVIRONMENT_LIMIT: usize = 1 << 20;
+
 /// Length of a container ID, in hexadecimal digits.
 const CONTAINER_ID: usize = 64;
 
@@ -17,6 +22,10 @@ pub struct Facts {
     pub executable: String,
     /// The ID of its container, from its control group.
     pub container_id: Option<String>,
+    /// The UID of its Kubernetes pod, from its control group.
+    pub pod_uid: Option<String>,
+    /// True if it was started with `OTELCTX_PROFILE=off`: it asks agents not to record it.
+    pub opted_out: bool,
 }
 
 impl Facts {
@@ -26,12 +35,14 @@ impl Facts {
         let lossy = |text: &std::ffi::OsStr| text.to_string_lossy().into_owned();
         let executable = process.executable();
         let start = process.stat().ok().and_then(|stat| stat.start());
-        let groups = process.control_groups();
+        let groups = process.control_groups().unwrap_or_default();
         Self {
             start_ticks: start.unwrap_or_default(),
             comm: process.comm().ok().map(|comm| lossy(&comm)),
             executable: executable.map_or(String::new(), |path| lossy(path.as_os_str())),
-            container_id: groups.ok().as_deref().and_then(container_id),
+            container_id: container_id(&groups),
+            pod_uid: pod_uid(&groups),
+            opted_out: opted_out(process),
         }
     }
 }
@@ -48,9 +59,86 @@ fn container_id(groups: &str) -> Option<String> {
     })
 }
 
+/// The kubelet names a pod's group by its UID: `pod3d1f….`, or for systemd `kubepods-burstable-pod3d1f….slice`, with
+/// underscores. UIDs of static pods are 32 digits without dashes.
+fn pod_uid(groups: &str) -> Option<String> {
+    let mut names = groups.rsplit(['/', ':', '\n']);
+    names.find_map(|name| {
+        let name = name.strip_suffix(".slice").unwrap_or(name);
+        let (before, uid) = name.rsplit_once("pod")?;
+        let is_group = before.is_empty() || before.starts_with("kubepods") && before.ends_with('-');
+        let uid = uid.replace('_', "-");
+        let is_uid = match uid.len() {
+            32 => uid.bytes().all(|it| it.is_ascii_hexdigit()),
+            36 => uid.bytes().enumerate().all(|(index, byte)| match index {
+                8 | 13 | 18 | 23 => byte == b'-',
+                _ => byte.is_ascii_hexdigit(),
+            }),
+            _ => false,
+        };
+        (is_group && is_uid).then_some(uid)
+    })
+}
+
+/// Returns whether a process was started with the variable that asks agents not to record it.
+fn opted_out(process: &remote::Process) -> bool {
+    let variables = process.environment(ENVIRONMENT_LIMIT).unwrap_or_default();
+    let found = variables.iter().find(|(name, _)| name == OPT_OUT);
+    found.is_some_and(|(_, value)| value.eq_ignore_ascii_case("off"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pod_is_known_by_its_group() {
+        let uid = "3d1f0b9e-5c7a-4f1e-9d2b-0123456789ab";
+        let id = "c".repeat(CONTAINER_ID);
+        let slice = uid.replace('-', "_");
+        for group in [
+            format!("0::/kubepods/besteffort/pod{uid}/{id}\n"),
+            format!("12:pids:/kubepods/pod{uid}\n1:name=systemd:/kubepods/pod{uid}/{id}\n"),
+            format!(
+                "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{slice}.slice/cri-containerd-{id}.scope\n"
+            ),
+            format!("0::/kubepods.slice/kubepods-pod{slice}.slice/crio-{id}.scope/container\n"),
+            format!("0::/../../kubepods-besteffort-pod{slice}.slice/{id}\n"),
+        ] {
+            assert_eq!(pod_uid(&group).as_deref(), Some(uid), "{group}");
+        }
+        let of_static = "0::/kubepods/burstable/pod0123456789abcdef0123456789abcdef/x\n";
+        assert_eq!(
+            pod_uid(of_static).as_deref(),
+            Some("0123456789abcdef0123456789abcdef")
+        );
+        for group in [
+            "0::/user.slice\n".to_owned(),
+            format!("0::/machine.slice/libpod-{id}.scope\n"),
+            format!("0::/tripod{uid}\n"),
+            format!("0::/kubepods/pod{uid}0\n"),
+            format!("0::/kubepods/pod{}\n", uid.replace('3', "x")),
+            "0::/kubepods/pod\n".to_owned(),
+        ] {
+            assert_eq!(pod_uid(&group), None, "{group}");
+        }
+    }
+
+    #[test]
+    fn a_process_opts_out_by_its_environment() {
+        for (value, expected) in [("off", true), ("OFF", true), ("on", false), ("", false)] {
+            let mut child = std::process::Command::new("sleep")
+                .arg("1000")
+                .env("OTELCTX_PROFILE", value)
+                .spawn()
+                .unwrap();
+            // spawn returns once the program was executed.
+            let process = remote::Process::open(child.id() as i32).unwrap();
+            assert_eq!(Facts::of(&process).opted_out, expected, "{value}");
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
 
     #[test]
     fn a_container_is_known_by_its_group() {

@@ -37,6 +37,10 @@ pub struct ProcessFacts {
     pub executable: String,
     /// The ID of its container, from its control group.
     pub container_id: Option<String>,
+    /// The UID of its Kubernetes pod, from its control group.
+    pub pod_uid: Option<String>,
+    /// True if it was started with `OTELCTX_PROFILE=off`: it asks agents not to record it.
+    pub opted_out: bool,
     /// The resource that it publishes; if it publishes none, the one detected from its environment.
     pub resource: Vec<(String, Value)>,
     /// True if the process itself has published `resource`.

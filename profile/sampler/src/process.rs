@@ -1,5 +1,7 @@
 //! A sampled process, and its entry in the catalog.
 
+use std::time::{Duration, Instant};
+
 use otelctx_reader::remote;
 use otelctx_sample::format::process_context::Value;
 use otelctx_sample::{Catalog, ProcessFacts, ProcessId};
@@ -10,6 +12,10 @@ use crate::code::CodeMappings;
 use crate::generated::GeneratedCode;
 use crate::key_maps::KeyMaps;
 use crate::processes::ThreadNames;
+
+/// The time for which facts of a process are taken over when the catalog is reset: reading them takes a part of the time of
+/// a recorder that resets it often. A process may change its name.
+const FACTS_LIFETIME: Duration = Duration::from_secs(60);
 
 /// Returns an error if a requested process cannot be sampled.
 pub(crate) fn check_target(process: &remote::Process) -> Result<(), Error> {
@@ -28,6 +34,8 @@ pub(crate) fn check_target(process: &remote::Process) -> Result<(), Error> {
 pub(crate) struct SampledProcess {
     /// Its ID in the catalog, once it has been sampled.
     id: Option<ProcessId>,
+    /// Its facts without its resource, and when they were read.
+    known: Option<(Instant, ProcessFacts)>,
     /// The process had another name by the time when its facts were read: it executes another program, most likely.
     is_replaced: bool,
     /// The resource detected from its environment, once it was needed.
@@ -53,6 +61,13 @@ impl SampledProcess {
         if let Some(id) = self.id {
             return id;
         }
+        let known = self.known.as_ref();
+        if let Some((_, facts)) = known.filter(|(read, _)| read.elapsed() < FACTS_LIFETIME) {
+            let id = catalog.add_process(facts.clone());
+            self.id = Some(id);
+            self.describe(process, catalog);
+            return id;
+        }
         let target = process.reader().and_then(|it| it.running().ok());
         let known = target.map_or(Facts::default(), Facts::of);
         let comm = match &known.comm {
@@ -70,14 +85,20 @@ impl SampledProcess {
             // It may have executed another program between the two readings.
             self.code.path_of(comm).unwrap_or(known.executable)
         };
-        let id = catalog.add_process(ProcessFacts {
+        let facts = ProcessFacts {
             pid: process.pid(),
             comm: comm.to_owned(),
             start_ticks: known.start_ticks,
             executable,
             container_id: known.container_id,
+            pod_uid: known.pod_uid,
+            opted_out: known.opted_out,
             ..ProcessFacts::default()
-        });
+        };
+        // What executes another program, or has ended, has other facts soon, or none that are worth keeping.
+        let lasts = target.is_some() && !self.is_replaced;
+        self.known = lasts.then(|| (Instant::now(), facts.clone()));
+        let id = catalog.add_process(facts);
         self.id = Some(id);
         self.describe(process, catalog);
         id
@@ -111,7 +132,7 @@ impl SampledProcess {
     /// Notes that the process has executed another program, at `time` or before, which gets a new
     /// entry in the catalog.
     pub(crate) fn exec(&mut self, time: u64) {
-        self.id = None;
+        (self.id, self.known) = (None, None);
         self.is_replaced = false;
         self.detected.clear();
         self.code.exec(time);

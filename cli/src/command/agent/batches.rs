@@ -7,12 +7,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use otelctx_agent::{Cardinality, CardinalityLimits, Queue};
+use otelctx_agent::{Cardinality, Queue};
 use otelctx_profile::sample::format::process_context::Value;
 use otelctx_profile::sample::{ModuleFiles, ProcessFacts};
 use otelctx_profile::{Options, Profile, Recording};
+use otelctx_sampler::monotonic;
 use otelctx_symbolize::SharedServer;
 
+use super::pods::Pods;
 use super::settings::{Services, Settings};
 use crate::command::record::cached_symbols::{CachedSymbols, ResolveBudget};
 
@@ -22,6 +24,8 @@ const MAX_WAITING: usize = 1;
 const SERVICE_NAME: &str = "service.name";
 /// Number of batches after which files without functions are searched again: some minutes.
 const RENEWAL: u64 = 60;
+/// The time after which a batch takes too long: decoding one file is given up after three minutes.
+const STALLED: Duration = Duration::from_secs(600);
 /// The part of the time in which functions are resolved, as a divisor: 2 %.
 const RESOLVE_DIVISOR: u32 = 50;
 /// The time for resolving functions at the start, or after a time without new ones.
@@ -32,6 +36,8 @@ const MAX_RESOLVE: Duration = Duration::from_secs(20);
 pub(super) struct Progress {
     /// Batches that were passed on and are not encoded yet.
     waiting: AtomicUsize,
+    /// The time at which the thread has begun with a batch (`CLOCK_MONOTONIC`, nanoseconds); 0 while it has none.
+    begun: AtomicU64,
     /// Samples that were passed on.
     pub(super) samples: AtomicU64,
     /// Samples that were dropped because the thread was busy.
@@ -41,6 +47,14 @@ pub(super) struct Progress {
     /// Values that were replaced, and attributes that were removed, because there are too many.
     pub(super) limited_values: AtomicU64,
     pub(super) limited_attributes: AtomicU64,
+}
+
+impl Progress {
+    /// Returns true if the thread works on a batch for longer than decoding the largest files takes, or has panicked.
+    pub(super) fn has_stalled(&self) -> bool {
+        let begun = self.begun.load(Ordering::Relaxed);
+        begun > 0 && monotonic().saturating_sub(begun) > STALLED.as_nanos() as u64
+    }
 }
 
 /// The thread, from the recorder's side.
@@ -74,7 +88,8 @@ impl Batches {
             server,
             files,
             cardinality: Cardinality::new(current.cardinality),
-            limits: current.cardinality,
+            pods: current.pods(),
+            in_force: current,
             settings,
             queue,
             message_size,
@@ -125,12 +140,14 @@ pub(super) fn current(settings: &Mutex<Arc<Settings>>) -> Arc<Settings> {
 
 struct Work {
     settings: Arc<Mutex<Arc<Settings>>>,
+    /// The settings that the other fields were made of.
+    in_force: Arc<Settings>,
     symbols: CachedSymbols,
     hurry: Arc<AtomicBool>,
     server: Option<SharedServer>,
     files: ModuleFiles,
     cardinality: Cardinality,
-    limits: CardinalityLimits,
+    pods: Pods,
     queue: Queue,
     message_size: usize,
     /// Number of batches so far.
@@ -141,16 +158,21 @@ struct Work {
 impl Work {
     fn run(mut self, batches: &Receiver<Recording>) {
         for batch in batches {
+            self.progress.begun.store(monotonic(), Ordering::Relaxed);
             self.encode(batch);
+            self.progress.begun.store(0, Ordering::Relaxed);
             self.progress.waiting.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
     fn encode(&mut self, mut batch: Recording) {
         let settings = current(&self.settings);
-        if settings.cardinality != self.limits {
-            self.limits = settings.cardinality;
-            self.cardinality = Cardinality::new(self.limits);
+        if !Arc::ptr_eq(&settings, &self.in_force) {
+            if settings.cardinality != self.in_force.cardinality {
+                self.cardinality = Cardinality::new(settings.cardinality);
+            }
+            self.pods = settings.pods();
+            self.in_force = Arc::clone(&settings);
         }
         self.number += 1;
         if self.number.is_multiple_of(RENEWAL) {
@@ -165,6 +187,7 @@ impl Work {
         self.progress
             .excluded
             .fetch_add(excluded, Ordering::Relaxed);
+        self.pods.apply(&mut batch);
         settings.attributes.apply(&mut batch);
         let limited = self.cardinality.apply(&mut batch);
         let add = |counter: &AtomicU64, number| counter.fetch_add(number, Ordering::Relaxed);
@@ -189,7 +212,7 @@ impl Work {
 fn select(services: &Services, batch: &mut Recording) {
     let processes = batch.catalog.processes();
     let recorded: Vec<bool> = processes
-        .map(|(_, facts)| services.include(service(facts)))
+        .map(|(_, facts)| !facts.opted_out && services.include(service(facts)))
         .collect();
     if recorded.iter().all(|it| *it) {
         return;

@@ -15,10 +15,13 @@ use otelctx_profile::sample::ModuleFiles;
 use otelctx_symbolize::{SharedServer, Symbols};
 use serde::Deserialize;
 
+use super::listen::ListenAddress;
+use super::pods::Pods;
 use crate::command::attribute_filter::AttributeFilter;
 use crate::command::debug_files::DebugFiles;
 use crate::command::help;
 use crate::command::ids;
+use crate::command::record::output::host;
 use crate::command::wall::Wall;
 use crate::error::Error;
 use crate::output::terminal::escape;
@@ -28,6 +31,9 @@ use values::{Frequency, Interval, Size};
 const INTERVAL: Duration = Duration::from_secs(5);
 /// The default sampling frequency per CPU, in Hz.
 const FREQUENCY: u32 = 99;
+
+/// Where the kubelet keeps links to the logs of containers.
+const POD_LOGS: &str = "/var/log/containers";
 
 /// Environment variables that name the collector, the first one with precedence.
 const ENDPOINTS: [&str; 2] = [
@@ -47,6 +53,9 @@ pub(crate) struct Arguments {
     /// environment variables take precedence
     #[arg(long, value_name = "FILE", env = "OTELCTX_AGENT_CONFIG")]
     pub(super) config: Option<PathBuf>,
+    /// Ask the agent that listens on --listen for its health, and exit: 0 if it is well, else 1
+    #[arg(long, conflicts_with = "check_config")]
+    pub(super) health: bool,
     /// Check the settings, print them, and exit
     #[arg(long)]
     pub(super) check_config: bool,
@@ -89,6 +98,18 @@ struct Given {
     /// Prefix for context attribute names
     #[arg(help_heading = help::OUTPUT, long, value_name = "PREFIX", env = "OTELCTX_AGENT_ATTRIBUTE_PREFIX")]
     attribute_prefix: Option<String>,
+    /// Serve metrics for Prometheus (/metrics) and the agent's health (/health) on this port of the
+    /// loopback interface, or on ADDRESS:PORT [default: nowhere]
+    #[arg(help_heading = help::OUTPUT, long, value_name = "PORT", env = "OTELCTX_AGENT_LISTEN")]
+    #[serde(deserialize_with = "file::listen")]
+    listen: Option<ListenAddress>,
+    /// Name of the Kubernetes node (k8s.node.name), for example from the Downward API
+    #[arg(help_heading = help::PROCESSES, long, value_name = "NAME", env = "OTELCTX_AGENT_NODE_NAME")]
+    node_name: Option<String>,
+    /// Directory with links to the logs of Kubernetes containers, from which the names of pods are taken
+    /// [default: /var/log/containers]
+    #[arg(help_heading = help::PROCESSES, long, value_name = "DIRECTORY", env = "OTELCTX_AGENT_POD_LOGS")]
+    pod_logs: Option<PathBuf>,
     /// Sampling frequency per CPU, in Hz [default: 99]
     #[arg(help_heading = help::SAMPLING, short = 'F', long, value_name = "HZ", env = "OTELCTX_AGENT_FREQUENCY")]
     frequency: Option<Frequency>,
@@ -144,6 +165,9 @@ impl Given {
             queue_size: self.queue_size.or(file.queue_size),
             queue_memory: self.queue_memory.or(file.queue_memory),
             attribute_prefix: self.attribute_prefix.or(file.attribute_prefix),
+            listen: self.listen.or(file.listen),
+            node_name: self.node_name.or(file.node_name),
+            pod_logs: self.pod_logs.or(file.pod_logs),
             frequency: self.frequency.or(file.frequency),
             wall: self.wall.or(file.wall),
             ptrace: self.ptrace || file.ptrace,
@@ -174,6 +198,9 @@ pub(super) struct Settings {
     queue_dir: Option<PathBuf>,
     queue_limits: QueueLimits,
     pub(super) attribute_prefix: String,
+    pub(super) listen: Option<ListenAddress>,
+    node_name: Option<String>,
+    pod_logs: PathBuf,
     pub(super) frequency: u32,
     pub(super) wall: Wall,
     pub(super) ptrace: bool,
@@ -209,6 +236,9 @@ impl Settings {
                 directory: given.queue_size.map_or(queue.directory, |it| it.0),
             },
             attribute_prefix: given.attribute_prefix.unwrap_or_default(),
+            listen: given.listen,
+            node_name: given.node_name,
+            pod_logs: given.pod_logs.unwrap_or_else(|| POD_LOGS.into()),
             frequency: given.frequency.map_or(FREQUENCY, |it| it.0),
             wall: Wall::of_agent(given.wall),
             ptrace: given.ptrace,
@@ -255,6 +285,28 @@ impl Settings {
             Some(path) => Ok(Queue::in_directory(path, self.queue_limits)?),
             None => Ok(Queue::in_memory(self.queue_limits)),
         }
+    }
+
+    /// Returns what the node knows of processes.
+    pub(super) fn pods(&self) -> Pods {
+        Pods::new(&self.pod_logs, self.node_name.as_deref(), host())
+    }
+
+    /// Returns the names of settings that differ in `other`, and that hold from the start of the agent until its end.
+    pub(super) fn fixed_differences(&self, other: &Self) -> Vec<&'static str> {
+        let differ = [
+            ("frequency", self.frequency != other.frequency),
+            ("wall", self.wall.frequency() != other.wall.frequency()),
+            ("ptrace", self.ptrace != other.ptrace),
+            ("queue-dir", self.queue_dir != other.queue_dir),
+            (
+                "queue-size or queue-memory",
+                self.queue_limits != other.queue_limits,
+            ),
+            ("listen", self.listen != other.listen),
+        ];
+        let differ = differ.into_iter().filter(|(_, differs)| *differs);
+        differ.map(|(name, _)| name).collect()
     }
 
     /// Returns the server for debug information, if there is one.
@@ -304,9 +356,13 @@ impl Settings {
             routes,
             ..
         } = self.cardinality;
+        let listen = self
+            .listen
+            .map_or("nowhere".to_owned(), |it| it.to_string());
         Ok(format!(
             "collector    {endpoint} over {protocol}, every {interval} s\n\
              queue        {queue}\n\
+             metrics      {listen}\n\
              sampling     {} Hz on each CPU\n\
              waits        {waits}\n\
              attributes   at most {attributes} names, {values} values of each, {routes} routes\n",

@@ -9,6 +9,7 @@ use otelctx_profile::{Clock, Recording};
 use otelctx_sampler::calendar_time;
 
 use super::batches::Batches;
+use super::supervisor::Supervisor;
 use crate::command::record::session::{Now, Recorded, Store};
 
 /// Maximum number of samples in a batch. The next thread is far behind if there are as many: a batch of 5 s from 64 CPUs at
@@ -17,44 +18,34 @@ const MAX_SAMPLES: usize = 100_000;
 /// Maximum memory of what samples refer to, in bytes.
 const MAX_CATALOG: usize = 8 << 20;
 
-/// Totals of a recording that has ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Totals {
-    /// Samples that were dropped because functions were not resolved and messages not encoded in time.
-    pub(super) dropped_samples: u64,
-}
-
 /// Collects samples, and passes them on in batches.
 pub(super) struct AgentStore {
+    supervisor: Supervisor,
     batches: Batches,
-    /// The time between two batches, in nanoseconds.
-    interval: u64,
     samples: Vec<Sample>,
     /// The start of the batch (`CLOCK_MONOTONIC`, in nanoseconds), and the recording's counters by then.
     start: u64,
     before: Counts,
-    totals: Totals,
 }
 
 impl AgentStore {
     /// Creates an empty one, of a recording that started at `start` (`CLOCK_MONOTONIC`, in nanoseconds).
-    pub(super) fn new(batches: Batches, interval: Duration, start: u64) -> Self {
+    pub(super) fn new(supervisor: Supervisor, batches: Batches, start: u64) -> Self {
         Self {
+            supervisor,
             batches,
-            interval: u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX),
             samples: Vec::new(),
             start,
             before: Counts::default(),
-            totals: Totals::default(),
         }
     }
 
     /// Passes on the last samples, and waits until all are encoded.
-    pub(super) fn finish(mut self, recorded: Recorded) -> Totals {
+    pub(super) fn finish(mut self, recorded: Recorded) -> Supervisor {
         let mut catalog = recorded.catalog;
         let batch = self.take(&mut catalog, &recorded.now);
         self.batches.finish(batch);
-        self.totals
+        self.supervisor
     }
 
     /// Passes on the batch if there is room for it. Returns true if the catalog is empty now.
@@ -73,7 +64,6 @@ impl AgentStore {
             return false;
         }
         let batch = self.take(catalog, now);
-        self.totals.dropped_samples += batch.samples.len() as u64;
         self.batches.count_dropped(batch.samples.len() as u64);
         true
     }
@@ -106,7 +96,9 @@ impl Store for AgentStore {
     }
 
     fn update(&mut self, catalog: &mut Catalog, now: &Now) -> io::Result<bool> {
-        let is_due = now.clock.end.saturating_sub(self.start) >= self.interval;
+        self.supervisor.update(now.counts);
+        let passed = Duration::from_nanos(now.clock.end.saturating_sub(self.start));
+        let is_due = passed >= self.supervisor.interval();
         let is_large = self.samples.len() >= MAX_SAMPLES || catalog.memory() >= MAX_CATALOG;
         Ok((is_due || is_large) && self.pass_on(catalog, now))
     }

@@ -56,7 +56,7 @@ pub(in crate::command) fn root(asked: Option<&str>, profile: &Profile) -> Option
 }
 
 /// Returns the name of this machine.
-pub(super) fn host() -> Option<String> {
+pub(in crate::command) fn host() -> Option<String> {
     let name = nix::sys::utsname::uname().ok()?;
     name.nodename().to_str().map(str::to_owned)
 }

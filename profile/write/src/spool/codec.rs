@@ -173,6 +173,8 @@ fn write_process(out: &mut Vec<u8>, facts: &ProcessFacts) {
     text(out, &facts.comm);
     text(out, &facts.executable);
     text(out, facts.container_id.as_deref().unwrap_or_default());
+    text(out, facts.pod_uid.as_deref().unwrap_or_default());
+    out.push(u8::from(facts.opted_out));
     let mut payload = Payload::default();
     payload.resource.clone_from(&facts.resource);
     block(out, &payload.encode());
@@ -230,6 +232,8 @@ pub(super) fn read_process(bytes: &mut &[u8], modules: &[ModuleId]) -> io::Resul
         ..ProcessFacts::default()
     };
     facts.container_id = Some(take_text(bytes)?).filter(|id| !id.is_empty());
+    facts.pod_uid = Some(take_text(bytes)?).filter(|uid| !uid.is_empty());
+    facts.opted_out = take::<1>(bytes)?[0] != 0;
     let payload = Payload::decode(take_block(bytes)?);
     facts.resource = payload.map_err(|_| damaged())?.resource;
     facts.published = take::<1>(bytes)?[0] != 0;

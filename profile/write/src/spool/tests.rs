@@ -56,6 +56,8 @@ fn processes(catalog: &mut Catalog, published: bool) -> [ProcessId; 2] {
             comm: "shop".into(),
             executable: "/usr/bin/shop".into(),
             container_id: (pid == 1).then(|| "c".repeat(64)),
+            pod_uid: (pid == 1).then(|| "0123456789abcdef0123456789abcdef".to_owned()),
+            opted_out: pid == 1,
             resource,
             published,
             mappings: vec![Mapping {

@@ -375,7 +375,7 @@ fn facts(tables: &Tables, process: &Process) -> ProcessFacts {
     };
     // What a recorder finds out itself, it writes again.
     let is_found = |(key, value): &&(String, Value)| match (&key[..], value) {
-        (DETECTED | "process.pid" | "container.id", _) => true,
+        (DETECTED | "process.pid" | "container.id" | "k8s.pod.uid", _) => true,
         ("process.executable.name" | "process.executable.path", _) => true,
         (SERVICE_NAME, Value::String(name)) => name.starts_with(UNKNOWN_SERVICE),
         _ => false,
@@ -391,6 +391,7 @@ fn facts(tables: &Tables, process: &Process) -> ProcessFacts {
         comm: command.or(process.program.clone()).unwrap_or_default(),
         executable: find("process.executable.path").or(name).unwrap_or_default(),
         container_id: find("container.id"),
+        pod_uid: find("k8s.pod.uid"),
         published: !process.is_detected && !resource.is_empty(),
         resource,
         ..ProcessFacts::default()

@@ -234,6 +234,7 @@ fn detected(facts: &ProcessFacts) -> impl Iterator<Item = (&str, AnyValue)> {
         ("process.executable.name", text(name)),
         ("process.executable.path", text(&facts.executable)),
         ("container.id", facts.container_id.as_deref().and_then(text)),
+        ("k8s.pod.uid", facts.pod_uid.as_deref().and_then(text)),
     ]
     .into_iter()
     .filter_map(|(key, value)| Some((key, value?)))

@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::Given;
 use super::values::parsed;
+use crate::command::agent::listen::ListenAddress;
 use crate::error::Error;
 
 /// Maximum size of a file with settings, in bytes.
@@ -56,6 +57,13 @@ pub(super) fn protocol<'de, D: Deserializer<'de>>(
     parsed(deserializer).map(Some)
 }
 
+/// Reads an address to listen on.
+pub(super) fn listen<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<ListenAddress>, D::Error> {
+    parsed(deserializer).map(Some)
+}
+
 /// Reads the number of scans for waits in a second.
 pub(super) fn wall<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
     let frequency = u32::deserialize(deserializer)?;
@@ -98,6 +106,11 @@ mod tests {
                 "\"http\" is neither grpc nor",
             ),
             ("wall = 5000", (1, 8), "expected a number from 1 to 1000"),
+            (
+                "listen = \"localhost\"",
+                (1, 10),
+                "expected a port, such as 9464",
+            ),
             ("otlp = 1", (1, 8), "invalid type: integer `1`"),
             ("service = [\"a\", 1]", (1, 17), "invalid type: integer `1`"),
             ("otlp = \"a\"\notlp = \"b\"", (2, 1), "duplicate key"),
@@ -120,6 +133,9 @@ mod tests {
             queue-size = "1GiB"
             queue-memory = 1048576
             attribute-prefix = "x."
+            listen = 9464
+            node-name = "node-7"
+            pod-logs = "/srv/links"
             frequency = 19
             wall = 49
             ptrace = true
