@@ -72,10 +72,11 @@ impl Connector {
 #[cfg(feature = "tls")]
 mod tls {
     use std::io;
+    use std::path::Path;
     use std::sync::Arc;
 
     use rustls::pki_types::pem::PemObject;
-    use rustls::pki_types::{CertificateDer, ServerName};
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
     use rustls::{ClientConfig, RootCertStore};
     use tokio::net::TcpStream;
     use tokio_rustls::TlsConnector;
@@ -104,11 +105,26 @@ mod tls {
             };
             let name = ServerName::try_from(endpoint.host().to_owned());
             let name = name.map_err(|why| wrong(why.to_string()))?;
-            let mut config = ClientConfig::builder_with_provider(provider)
+            let config = ClientConfig::builder_with_provider(provider)
                 .with_safe_default_protocol_versions()
                 .map_err(|why| wrong(why.to_string()))?
-                .with_root_certificates(authorities(endpoint)?)
-                .with_no_client_auth();
+                .with_root_certificates(authorities(endpoint)?);
+            let mut config = match &endpoint.client_certificate {
+                None => config.with_no_client_auth(),
+                Some((certificate, key)) => {
+                    let invalid = |path: &Path, reason: String| Error::ClientCertificate {
+                        path: path.to_owned(),
+                        reason,
+                    };
+                    let chain = CertificateDer::pem_file_iter(certificate)
+                        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+                        .map_err(|why| invalid(certificate, why.to_string()))?;
+                    let key_der = PrivateKeyDer::from_pem_file(key)
+                        .map_err(|why| invalid(key, why.to_string()))?;
+                    let config = config.with_client_auth_cert(chain, key_der);
+                    config.map_err(|why| invalid(certificate, why.to_string()))?
+                }
+            };
             config.alpn_protocols = match endpoint.protocol {
                 Protocol::Grpc => vec![b"h2".to_vec()],
                 Protocol::Http => vec![b"http/1.1".to_vec()],

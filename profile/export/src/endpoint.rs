@@ -29,6 +29,9 @@ pub struct Endpoint {
     /// File with the CA certificates (PEM) for `https://` servers; by default, this machine's
     /// certificates are used.
     pub certificate: Option<PathBuf>,
+    /// Files with this client's certificate and its private key (PEM), for servers that ask for them. By default there are
+    /// none.
+    pub client_certificate: Option<(PathBuf, PathBuf)>,
     /// Maximum number of attempts to send a message; 4 by default.
     pub attempts: u32,
     /// The delay after the first attempt, 1 s by default; it doubles with each attempt. A random
@@ -65,6 +68,7 @@ impl Endpoint {
             timeout: Duration::from_secs(10),
             gzip: true,
             certificate: None,
+            client_certificate: None,
             attempts: 4,
             pause: Duration::from_secs(1),
             message_size: 3 << 20,
@@ -72,8 +76,8 @@ impl Endpoint {
     }
 
     /// Creates an endpoint from `url` and `protocol`, and otherwise from the environment variables
-    /// `OTEL_EXPORTER_OTLP_*` (`ENDPOINT`, `PROTOCOL`, `HEADERS`, `TIMEOUT`, `COMPRESSION` and
-    /// `CERTIFICATE`). `OTEL_EXPORTER_OTLP_PROFILES_*` take precedence. `variable` returns their
+    /// `OTEL_EXPORTER_OTLP_*` (`ENDPOINT`, `PROTOCOL`, `HEADERS`, `TIMEOUT`, `COMPRESSION`,
+    /// `CERTIFICATE`, `CLIENT_CERTIFICATE` and `CLIENT_KEY`). `OTEL_EXPORTER_OTLP_PROFILES_*` take precedence. `variable` returns their
     /// values.
     ///
     /// The port of a given `url` takes precedence over the variable `PROTOCOL` if it is a default
@@ -117,7 +121,23 @@ impl Endpoint {
         if let Some(gzip) = environment.parsed("COMPRESSION", is_gzip)? {
             endpoint.gzip = gzip;
         }
-        endpoint.certificate = environment.parsed("CERTIFICATE", |path| Ok(path.into()))?;
+        let path = |name| environment.parsed(name, |path| Ok(PathBuf::from(path)));
+        endpoint.certificate = path("CERTIFICATE")?;
+        endpoint.client_certificate = match (path("CLIENT_CERTIFICATE")?, path("CLIENT_KEY")?) {
+            (None, None) => None,
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (certificate, _) => {
+                let names = ["CLIENT_CERTIFICATE", "CLIENT_KEY"]
+                    .map(|it| "OTEL_EXPORTER_OTLP_".to_owned() + it);
+                let [given, missing] = names;
+                let (variable, missing) = match certificate {
+                    Some(_) => (given, missing),
+                    None => (missing, given),
+                };
+                let reason = format!("{missing} is not set");
+                return Err(Error::Variable { variable, reason });
+            }
+        };
         Ok(endpoint)
     }
 

@@ -34,6 +34,14 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// This client's certificate or its private key cannot be used.
+    #[error("{}: {reason}", path.display())]
+    ClientCertificate {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The URL is `https://`, but this program was built without TLS.
     #[error("{endpoint}: this program was built without TLS")]
     WithoutTls {

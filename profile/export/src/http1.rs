@@ -2,7 +2,7 @@
 //! one, too (OTLP specification, "OTLP/HTTP").
 
 use std::io::Write;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use flate2::Compression;
@@ -165,7 +165,8 @@ impl Http {
             | StatusCode::SERVICE_UNAVAILABLE
             | StatusCode::GATEWAY_TIMEOUT => {
                 let after = head.headers().get(RETRY_AFTER);
-                after.and_then(seconds).map_or(Again::Later, Again::After)
+                let after = after.and_then(|it| delay(it.to_str().ok()?, SystemTime::now()));
+                after.map_or(Again::Later, Again::After)
             }
             _ => Again::Never,
         };
@@ -202,10 +203,91 @@ fn reason(head: &Response<()>, body: &[u8]) -> String {
     }
 }
 
-/// `Retry-After` in seconds. If it is a date, the default delay is used.
-fn seconds(value: &HeaderValue) -> Option<Duration> {
-    let seconds = value.to_str().ok()?.trim().parse().ok()?;
-    Some(Duration::from_secs(seconds))
+/// The delay that `Retry-After` asks for at the time `now`: in seconds, or until a date (RFC 9110, section 10.2.3).
+fn delay(value: &str, now: SystemTime) -> Option<Duration> {
+    let value = value.trim();
+    let seconds = value.parse().ok().map(Duration::from_secs);
+    seconds.or_else(|| {
+        let date = UNIX_EPOCH + Duration::from_secs(date(value)?);
+        // A date that has passed asks for no delay.
+        Some(date.duration_since(now).unwrap_or_default())
+    })
+}
+
+const MONTHS: [&str; 12] = [
+    "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
+];
+
+/// The seconds from 1970 to a date such as `Sun, 06 Nov 1994 08:49:37 GMT` (RFC 9110, section 5.6.7: senders use no other
+/// form).
+fn date(text: &str) -> Option<u64> {
+    let (_, behind) = text.strip_suffix(" GMT")?.split_once(", ")?;
+    let mut fields = behind.split([' ', ':']);
+    let day: u64 = fields.next()?.parse().ok()?;
+    let month = fields.next()?;
+    let month = MONTHS.iter().position(|it| *it == month)? as u64;
+    let mut number = || fields.next()?.parse::<u64>().ok();
+    let (year, hour, minute, second) = (number()?, number()?, number()?, number()?);
+    let is_possible = (1970..=9999).contains(&year)
+        && (1..=31).contains(&day)
+        && hour < 24
+        && minute < 60
+        && second <= 60;
+    // A year starts in March, so that a leap day is its last one.
+    let (year, month) = if month < 2 {
+        (year - 1, month + 10)
+    } else {
+        (year, month - 2)
+    };
+    let days_before_month = (153 * month + 2) / 5;
+    let days = 365 * year + year / 4 - year / 100 + year / 400 + days_before_month + day;
+    // The number for 1970-01-01.
+    let days = days.checked_sub(719_469)?;
+    is_possible.then_some(days * 86_400 + hour * 3600 + minute * 60 + second)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_delay_is_in_seconds_or_until_a_date() {
+        let now = UNIX_EPOCH + Duration::from_secs(784_111_777);
+        for (value, seconds) in [
+            ("0", Some(0)),
+            (" 120 ", Some(120)),
+            ("Sun, 06 Nov 1994 08:49:37 GMT", Some(0)),
+            ("Sun, 06 Nov 1994 08:50:07 GMT", Some(30)),
+            ("Sun, 06 Nov 1994 07:00:00 GMT", Some(0)),
+            ("Tue, 08 Nov 1994 08:49:37 GMT", Some(2 * 86_400)),
+            ("-1", None),
+            ("soon", None),
+            ("Sunday, 06-Nov-94 08:49:37 GMT", None),
+            ("Sun, 06 Nov 1994 25:49:37 GMT", None),
+            ("Sun, 06 Nox 1994 08:49:37 GMT", None),
+            ("Sun, 06 Nov 99999 08:49:37 GMT", None),
+        ] {
+            assert_eq!(
+                delay(value, now),
+                seconds.map(Duration::from_secs),
+                "{value}"
+            );
+        }
+    }
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (text, seconds) in [
+            ("Thu, 01 Jan 1970 00:00:00 GMT", 0),
+            ("Mon, 28 Feb 2000 00:00:00 GMT", 951_696_000),
+            ("Tue, 29 Feb 2000 00:00:00 GMT", 951_782_400),
+            ("Wed, 01 Mar 2000 00:00:00 GMT", 951_868_800),
+            ("Thu, 31 Dec 2026 23:59:59 GMT", 1_798_761_599),
+            ("Sun, 29 Feb 2032 12:00:00 GMT", 1_961_668_800),
+        ] {
+            assert_eq!(date(text), Some(seconds), "{text}");
+        }
+    }
 }
 
 /// A response in JSON, which some receivers also send in reply to protobuf.

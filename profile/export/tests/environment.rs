@@ -84,6 +84,17 @@ fn the_environment_says_what_it_says_to_every_exporter() {
     assert_eq!(found.timeout, Duration::from_millis(1500));
     assert!(!found.gzip);
     assert_eq!(found.certificate.as_deref(), Some(Path::new("/ca.pem")));
+    let both = [
+        ("CLIENT_CERTIFICATE", "/c.pem"),
+        ("PROFILES_CLIENT_KEY", "/k.pem"),
+    ];
+    let found = endpoint(None, None, &both).unwrap();
+    let expected = ("/c.pem".into(), "/k.pem".into());
+    assert_eq!(found.client_certificate, Some(expected));
+    for one in both {
+        let error = endpoint(None, None, &[one]).unwrap_err().to_string();
+        assert!(error.ends_with(" is not set"), "{error}");
+    }
     let usual = endpoint(None, None, &[]).unwrap();
     assert_eq!((usual.timeout, usual.gzip), (Duration::from_secs(10), true));
 }

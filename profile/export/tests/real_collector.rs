@@ -6,6 +6,7 @@ mod flat;
 #[path = "../../write/tests/shop/mod.rs"]
 mod shop;
 
+use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
@@ -227,5 +228,31 @@ fn a_secure_connection_is_made_to_whom_one_believes() {
         }
     }
     let sent = [&expected, &expected];
+    let kept = [&certificate, &key].map(|path| fs::read(path).unwrap());
+    assert!(flat::lines(&collector.received()) == flat::lines(sent));
+    // One that asks for a certificate, too: here its own.
+    let preparation = Collector::prepare(3).unwrap();
+    for (path, content) in [&certificate, &key].iter().zip(kept) {
+        fs::write(path, content).unwrap();
+    }
+    let asks = format!("client_ca_file: {}, cert_file", certificate.display());
+    let collector = preparation.start(&configuration.replace("cert_file", &asks));
+    for url in [collector.grpc(), collector.http()] {
+        let url = url.replace("http:", "https:");
+        let mut endpoint = Endpoint::from_environment(Some(&url), None, |_| None).unwrap();
+        endpoint.certificate = Some(certificate.clone());
+        endpoint.attempts = 1;
+        let send = |endpoint: &Endpoint| {
+            let mut exporter = Exporter::new(endpoint)?;
+            let sent = exporter.send(&shop::profile(), &Options::default());
+            sent.map_err(|failed| failed.why)
+        };
+        send(&endpoint).unwrap_err();
+        endpoint.client_certificate = Some((certificate.clone(), key.clone()));
+        send(&endpoint).unwrap();
+        endpoint.client_certificate = Some((certificate.clone(), certificate.clone()));
+        let why = send(&endpoint).unwrap_err();
+        assert!(matches!(why, Error::ClientCertificate { .. }), "{why:?}");
+    }
     assert!(flat::lines(&collector.received()) == flat::lines(sent));
 }
