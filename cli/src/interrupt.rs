@@ -2,12 +2,13 @@
 //! written.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
 
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal};
 use nix::sys::signal::{pthread_sigmask, sigaction, signal};
 use nix::sys::time::TimeSpec;
@@ -38,6 +39,9 @@ static WRITE_REQUESTED: AtomicBool = AtomicBool::new(false);
 /// True if SIGHUP has arrived, and [`take_reload`] was not called since.
 static RELOAD_REQUESTED: AtomicBool = AtomicBool::new(false);
 
+/// The descriptor that ends [`sleep`], which is never closed; -1 before [`wake_on_signals`].
+static WAKER: AtomicI32 = AtomicI32::new(-1);
+
 const LOST: &[u8] = b"otelctx: interrupted twice: the recording was not written\n";
 
 extern "C" fn note(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
@@ -51,6 +55,42 @@ extern "C" fn note(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
     // sigaction(2): positive codes are the kernel's, which sends for the terminal.
     let sign = if code > 0 { -1 } else { 1 };
     CAUGHT.store(sign * signal, Ordering::Relaxed);
+    wake();
+}
+
+/// Ends [`sleep`], also on another thread.
+fn wake() {
+    let waker = WAKER.load(Ordering::Relaxed);
+    if waker >= 0 {
+        let one = 1_u64.to_ne_bytes();
+        // SAFETY: write(2) is async-signal-safe and reads as many bytes as the array has. The descriptor does not block.
+        unsafe { libc::write(waker, one.as_ptr().cast(), one.len()) };
+    }
+}
+
+/// Makes signals end [`sleep`], whichever thread handles them. To be called once.
+pub(crate) fn wake_on_signals() -> io::Result<()> {
+    let waker = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+    WAKER.store(OwnedFd::from(waker).into_raw_fd(), Ordering::Relaxed);
+    Ok(())
+}
+
+/// Waits for `time`, or until a signal arrives after [`wake_on_signals`] was called.
+pub(crate) fn sleep(time: Duration) {
+    let waker = WAKER.load(Ordering::Relaxed);
+    if waker < 0 {
+        return std::thread::sleep(time);
+    }
+    // SAFETY: `wake_on_signals` has opened it, and nothing closes it.
+    let waker = unsafe { BorrowedFd::borrow_raw(waker) };
+    let mut polled = [PollFd::new(waker, PollFlags::POLLIN)];
+    // An interrupted wait is as good as one that has ended; what was written is read.
+    if matches!(
+        ppoll(&mut polled, Some(TimeSpec::from(time)), None),
+        Ok(1..)
+    ) {
+        let _ = nix::unistd::read(waker, &mut [0; 8]);
+    }
 }
 
 /// Reports what is lost, if anything is, and ends the process by the signal's default. A signal that
@@ -135,6 +175,7 @@ pub(crate) fn take_write_request() -> bool {
 
 extern "C" fn note_reload(_: libc::c_int) {
     RELOAD_REQUESTED.store(true, Ordering::Relaxed);
+    wake();
 }
 
 /// Notes SIGHUP for [`take_reload`], also if it was ignored, in place of ending the command on it.
@@ -144,7 +185,7 @@ pub(crate) fn catch_reloads() -> io::Result<()> {
         SaFlags::SA_RESTART,
         SigSet::empty(),
     );
-    // SAFETY: `note_reload` only stores to an atomic.
+    // SAFETY: `note_reload` and what it calls only access atomics and call functions that are async-signal-safe.
     unsafe { sigaction(Signal::SIGHUP, &noted) }?;
     Ok(())
 }

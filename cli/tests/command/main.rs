@@ -1,5 +1,6 @@
 //! The real command on real processes.
 
+mod agent;
 mod all;
 mod arguments;
 mod attributes;

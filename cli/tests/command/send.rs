@@ -1,9 +1,9 @@
 //! `otelctx record --otlp`, to OpenTelemetry's Collector and where none is.
 
 #[path = "../../../profile/export/tests/collector/mod.rs"]
-mod collector;
+pub(crate) mod collector;
 #[path = "../../../profile/write/tests/flat/mod.rs"]
-mod flat;
+pub(crate) mod flat;
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -16,7 +16,7 @@ use crate::target::{TRACE, Target};
 use collector::{Collector, documented};
 
 /// A port of this machine that nobody listens on.
-fn nobody() -> String {
+pub(crate) fn nobody() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     format!("http://{}", listener.local_addr().unwrap())
 }

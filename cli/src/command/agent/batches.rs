@@ -12,24 +12,19 @@ use otelctx_profile::sample::format::process_context::Value;
 use otelctx_profile::sample::{ModuleFiles, ProcessFacts};
 use otelctx_profile::{Options, Profile, Recording};
 use otelctx_sampler::monotonic;
-use otelctx_symbolize::SharedServer;
 
+use super::names::{BackgroundNames, NewSymbols};
 use super::pods::Pods;
 use super::settings::{Services, Settings};
-use crate::command::record::cached_symbols::{CachedSymbols, ResolveBudget};
 
 /// Batches that may wait for the thread, beside the one that it works on.
 const MAX_WAITING: usize = 1;
 /// The resource attribute with the name of a service.
 const SERVICE_NAME: &str = "service.name";
-/// Number of batches after which files without functions are searched again: some minutes.
-const RENEWAL: u64 = 60;
-/// The time after which a batch takes too long: decoding one file is given up after three minutes.
-const STALLED: Duration = Duration::from_secs(600);
-/// The part of the time in which functions are resolved, as a divisor: 2 %.
-const RESOLVE_DIVISOR: u32 = 50;
-/// The time for resolving functions at the start, or after a time without new ones.
-const MAX_RESOLVE: Duration = Duration::from_secs(20);
+/// The time after which a batch takes too long: names are waited for for a part of an interval alone.
+const STALLED: Duration = Duration::from_secs(120);
+/// The part of an interval for which a batch waits for names of functions that are not known yet.
+const MAX_WAIT: f64 = 0.8;
 
 /// What the thread has done.
 #[derive(Debug, Default)]
@@ -65,35 +60,27 @@ pub(super) struct Batches {
 }
 
 impl Batches {
-    /// Starts the thread. Functions that are not known yet are not resolved while `hurry` is true.
+    /// Starts the thread. No more functions are resolved once `is_ending` is true.
     pub(super) fn start(
         settings: Arc<Mutex<Arc<Settings>>>,
         files: ModuleFiles,
         queue: Queue,
         message_size: usize,
-        hurry: Arc<AtomicBool>,
+        is_ending: Arc<AtomicBool>,
     ) -> io::Result<Self> {
         let (sender, receiver) = sync_channel(MAX_WAITING);
         let progress = Arc::new(Progress::default());
         let current = current(&settings);
-        let server = current.server();
+        let names =
+            BackgroundNames::start(new_symbols(&settings, &files, &is_ending), files, is_ending);
         let work = Work {
-            symbols: CachedSymbols::remembering(
-                current.symbols(server.clone(), &files, &hurry),
-                files.clone(),
-                Arc::clone(&hurry),
-            )
-            .with_budget(ResolveBudget::new(RESOLVE_DIVISOR, MAX_RESOLVE)),
-            hurry,
-            server,
-            files,
+            names: names?,
             cardinality: Cardinality::new(current.cardinality),
             pods: current.pods(),
             in_force: current,
             settings,
             queue,
             message_size,
-            number: 0,
             progress: Arc::clone(&progress),
         };
         let thread = Builder::new().name("encoder".to_owned());
@@ -138,20 +125,27 @@ pub(super) fn current(settings: &Mutex<Arc<Settings>>) -> Arc<Settings> {
     Arc::clone(&settings)
 }
 
+/// Returns what makes a symbolizer of the settings that are in force then.
+fn new_symbols(
+    settings: &Arc<Mutex<Arc<Settings>>>,
+    files: &ModuleFiles,
+    is_ending: &Arc<AtomicBool>,
+) -> NewSymbols {
+    let (settings, files) = (Arc::clone(settings), files.clone());
+    let is_ending = Arc::clone(is_ending);
+    let server = current(&settings).server();
+    Box::new(move || current(&settings).symbols(server.clone(), &files, &is_ending))
+}
+
 struct Work {
     settings: Arc<Mutex<Arc<Settings>>>,
     /// The settings that the other fields were made of.
     in_force: Arc<Settings>,
-    symbols: CachedSymbols,
-    hurry: Arc<AtomicBool>,
-    server: Option<SharedServer>,
-    files: ModuleFiles,
+    names: BackgroundNames,
     cardinality: Cardinality,
     pods: Pods,
     queue: Queue,
     message_size: usize,
-    /// Number of batches so far.
-    number: u64,
     progress: Arc<Progress>,
 }
 
@@ -174,13 +168,6 @@ impl Work {
             self.pods = settings.pods();
             self.in_force = Arc::clone(&settings);
         }
-        self.number += 1;
-        if self.number.is_multiple_of(RENEWAL) {
-            let server = self.server.clone();
-            let symbols = settings.symbols(server, &self.files, &self.hurry);
-            self.symbols.renew(symbols);
-            self.files.age();
-        }
         let all = batch.samples.len();
         select(&settings.services, &mut batch);
         let excluded = (all - batch.samples.len()) as u64;
@@ -193,7 +180,8 @@ impl Work {
         let add = |counter: &AtomicU64, number| counter.fetch_add(number, Ordering::Relaxed);
         add(&self.progress.limited_values, limited.values);
         add(&self.progress.limited_attributes, limited.attributes);
-        let profile = Profile::new(batch, &mut self.symbols);
+        self.names.begin(settings.interval.mul_f64(MAX_WAIT));
+        let profile = Profile::new(batch, &mut self.names);
         let mut options = Options::default();
         options
             .attribute_prefix

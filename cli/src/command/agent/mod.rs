@@ -6,6 +6,7 @@
 mod batches;
 mod listen;
 mod monitor;
+mod names;
 mod notices;
 mod pods;
 mod settings;
@@ -51,6 +52,7 @@ pub(crate) fn run(arguments: Arguments, setup: &Setup) -> Result<Status, Error> 
     let endpoint = settings.endpoint()?;
     let exporter = Exporter::new(&endpoint)?;
     let queue = settings.queue()?;
+    interrupt::wake_on_signals().map_err(Error::Interrupt)?;
     interrupt::catch().map_err(Error::Interrupt)?;
     interrupt::catch_reloads().map_err(Error::Interrupt)?;
     hidden::say_if_any();
@@ -68,7 +70,7 @@ pub(crate) fn run(arguments: Arguments, setup: &Setup) -> Result<Status, Error> 
     };
     let sender = Sender::start(queue.clone(), exporter, Backoff::default(), on_event);
     let sender = sender.map_err(Error::Thread)?;
-    let hurry = Arc::new(AtomicBool::new(false));
+    let is_ending = Arc::new(AtomicBool::new(false));
     let (frequency, address) = (settings.frequency, settings.listen);
     let settings = Arc::new(Mutex::new(Arc::new(settings)));
     let batches = Batches::start(
@@ -76,7 +78,7 @@ pub(crate) fn run(arguments: Arguments, setup: &Setup) -> Result<Status, Error> 
         session.files(),
         queue.clone(),
         endpoint.message_size,
-        Arc::clone(&hurry),
+        Arc::clone(&is_ending),
     );
     let batches = batches.map_err(Error::Thread)?;
     let progress = Arc::clone(&batches.progress);
@@ -101,10 +103,10 @@ pub(crate) fn run(arguments: Arguments, setup: &Setup) -> Result<Status, Error> 
     let mut store = AgentStore::new(supervisor, batches, session.start_time());
     let recorded = session.run(&mut store, |_| {
         // It need not wait until the sampler has stopped.
-        hurry.store(interrupt::is_caught(), Ordering::Relaxed);
+        is_ending.store(interrupt::is_caught(), Ordering::Relaxed);
         false
     });
-    hurry.store(true, Ordering::Relaxed);
+    is_ending.store(true, Ordering::Relaxed);
     let supervisor = store.finish(recorded);
     supervisor.notifier.stopping();
     supervisor.sender.stop(GRACE);

@@ -6,7 +6,6 @@ use std::io::ErrorKind;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use otelctx_profile::sample::{Function, Identity, Module, ModuleFiles};
 use otelctx_profile::{SymbolQuery, Symbolizer};
@@ -19,48 +18,13 @@ const ADDRESS: usize = 64;
 const FUNCTION: usize = size_of::<Function>() + 48;
 
 /// A symbolizer that remembers functions, if it is asked to.
-pub(in crate::command) struct CachedSymbols {
+pub(super) struct CachedSymbols {
     symbols: Symbols,
     /// The files of the sampled code.
     files: ModuleFiles,
     known: Option<KnownFunctions>,
     /// True while nothing that takes time should be resolved.
     hurry: Arc<AtomicBool>,
-    budget: Option<ResolveBudget>,
-}
-
-/// The time for resolving functions that are not known: a part of the time that passes.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::command) struct ResolveBudget {
-    /// The part, as a divisor: 50 for 2 %.
-    divisor: u32,
-    max: Duration,
-    left: Duration,
-    updated: Instant,
-}
-
-impl ResolveBudget {
-    /// Creates a budget of a part of the time that passes, and of `max` at the start.
-    pub(in crate::command) fn new(divisor: u32, max: Duration) -> Self {
-        Self {
-            divisor,
-            max,
-            left: max,
-            updated: Instant::now(),
-        }
-    }
-
-    /// Returns whether anything is left at this time.
-    fn is_left(&mut self, now: Instant) -> bool {
-        let passed = now.saturating_duration_since(self.updated);
-        self.updated = now;
-        self.left = (self.left + passed / self.divisor).min(self.max);
-        !self.left.is_zero()
-    }
-
-    fn spend(&mut self, time: Duration) {
-        self.left = self.left.saturating_sub(time);
-    }
 }
 
 impl CachedSymbols {
@@ -71,12 +35,11 @@ impl CachedSymbols {
             files: ModuleFiles::default(),
             known: None,
             hurry: Arc::default(),
-            budget: None,
         }
     }
 
     /// Creates one that remembers functions, and resolves only known ones while `hurry` is true.
-    pub(in crate::command) fn remembering(
+    pub(super) fn remembering(
         symbols: Symbols,
         files: ModuleFiles,
         hurry: Arc<AtomicBool>,
@@ -86,32 +49,11 @@ impl CachedSymbols {
             symbols,
             known: Some(KnownFunctions::default()),
             hurry,
-            budget: None,
-        }
-    }
-
-    /// Resolves unknown functions of files only while the budget lasts.
-    pub(in crate::command) fn with_budget(mut self, budget: ResolveBudget) -> Self {
-        self.budget = Some(budget);
-        self
-    }
-
-    /// Returns whether functions that are not known may be resolved now.
-    fn may_resolve(hurry: &AtomicBool, budget: &mut Option<ResolveBudget>) -> bool {
-        let mut budget = budget.iter_mut();
-        let is_left = budget.all(|it| it.is_left(Instant::now()));
-        is_left && !hurry.load(Ordering::Relaxed)
-    }
-
-    /// Counts time that was spent on resolving.
-    fn spend(budget: &mut Option<ResolveBudget>, since: Instant) {
-        if let Some(budget) = budget {
-            budget.spend(since.elapsed());
         }
     }
 
     /// Resolves further functions with these symbols.
-    pub(in crate::command) fn renew(&mut self, symbols: Symbols) {
+    pub(super) fn renew(&mut self, symbols: Symbols) {
         self.symbols = symbols;
     }
 
@@ -126,17 +68,7 @@ impl Symbolizer for CachedSymbols {
             return self.symbols.functions(query, addresses);
         };
         let Some(file) = key(query.module, &self.files) else {
-            // Without a file, functions are found at once.
-            let may_resolve = !query.module.has_file()
-                || self.budget.is_none()
-                || Self::may_resolve(&self.hurry, &mut self.budget);
-            if !may_resolve {
-                return vec![Vec::new(); addresses.len()];
-            }
-            let begun = Instant::now();
-            let functions = self.symbols.functions(query, addresses);
-            Self::spend(&mut self.budget, begun);
-            return functions;
+            return self.symbols.functions(query, addresses);
         };
         let file = &file[..];
         let mut found: Vec<_> = addresses.iter().map(|it| known.get(file, *it)).collect();
@@ -147,13 +79,10 @@ impl Symbolizer for CachedSymbols {
         if missing.is_empty() {
             return found.into_iter().flatten().collect();
         }
-        let resolved = if Self::may_resolve(&self.hurry, &mut self.budget) {
-            let begun = Instant::now();
-            let resolved = self.symbols.functions(query, &missing);
-            Self::spend(&mut self.budget, begun);
-            resolved
-        } else {
+        let resolved = if self.hurry.load(Ordering::Relaxed) {
             vec![Vec::new(); missing.len()]
+        } else {
+            self.symbols.functions(query, &missing)
         };
         // Without any, the file could not be decoded, perhaps only this time.
         if resolved.iter().any(|functions| !functions.is_empty()) {
@@ -180,14 +109,12 @@ impl Symbolizer for CachedSymbols {
         if let Some(identity) = known.identity(file) {
             return identity;
         }
-        if !Self::may_resolve(&self.hurry, &mut self.budget) {
+        if self.hurry.load(Ordering::Relaxed) {
             return Identity::by_build_id(query.module);
         }
-        let begun = Instant::now();
         let identity = self.symbols.identity(query);
-        Self::spend(&mut self.budget, begun);
         if identity.htlhash.is_some() {
-            known.young.entry(file.into()).or_default().identity = Some(identity.clone());
+            known.set_identity(file, identity.clone());
         }
         identity
     }
@@ -196,7 +123,7 @@ impl Symbolizer for CachedSymbols {
 /// Returns what identifies the content of a module: the build ID of a file, or for a file without one that is kept open
 /// its inode and the time of its last change; of the kernel its loaded modules. `None` for other code, which may have
 /// other functions at an address later.
-fn key(module: &Module, files: &ModuleFiles) -> Option<Box<[u8]>> {
+pub(in crate::command) fn key(module: &Module, files: &ModuleFiles) -> Option<Box<[u8]>> {
     if module.is_kernel() {
         let modules = fs::read_to_string("/proc/modules");
         let modules = match modules {
@@ -224,13 +151,13 @@ fn kernel_key(modules: &str) -> Box<[u8]> {
 
 /// Returns whether functions may be known by another name later, although the key stays: an eBPF program takes the place of
 /// one that was unloaded.
-fn is_transient(functions: &[Function]) -> bool {
+pub(in crate::command) fn is_transient(functions: &[Function]) -> bool {
     functions.iter().any(|it| it.name.starts_with("bpf_prog_"))
 }
 
 /// Functions by build ID and offset. Functions are removed that were not used while [`MAX_SIZE`] of others were.
 #[derive(Debug, Default)]
-struct KnownFunctions {
+pub(in crate::command) struct KnownFunctions {
     young: HashMap<Box<[u8]>, KnownFile>,
     old: HashMap<Box<[u8]>, KnownFile>,
     /// Size of the young ones, in bytes.
@@ -244,7 +171,7 @@ struct KnownFile {
 }
 
 impl KnownFunctions {
-    fn get(&mut self, file: &[u8], address: u64) -> Option<Vec<Function>> {
+    pub(in crate::command) fn get(&mut self, file: &[u8], address: u64) -> Option<Vec<Function>> {
         let young = self.young.get(file);
         if let Some(functions) = young.and_then(|it| it.functions.get(&address)) {
             return Some(functions.clone());
@@ -254,12 +181,16 @@ impl KnownFunctions {
         Some(functions)
     }
 
-    fn identity(&mut self, file: &[u8]) -> Option<Identity> {
+    pub(in crate::command) fn identity(&mut self, file: &[u8]) -> Option<Identity> {
         let mut known = [&self.young, &self.old].into_iter();
         known.find_map(|files| files.get(file)?.identity.clone())
     }
 
-    fn add(&mut self, file: &[u8], address: u64, functions: &[Function]) {
+    pub(in crate::command) fn set_identity(&mut self, file: &[u8], identity: Identity) {
+        self.young.entry(file.into()).or_default().identity = Some(identity);
+    }
+
+    pub(in crate::command) fn add(&mut self, file: &[u8], address: u64, functions: &[Function]) {
         let texts = |it: &Function| it.name.len() + it.system_name.len() + it.file.len();
         let size = functions
             .iter()
@@ -317,20 +248,6 @@ mod tests {
         assert_ne!(kernel_key(""), first);
         let of = |name| is_transient(&function(name));
         assert!(of("bpf_prog_6deef7357e7b4530_sample") && !of("do_syscall_64"));
-    }
-
-    #[test]
-    fn a_budget_is_a_part_of_the_time_that_passes() {
-        let mut budget = ResolveBudget::new(50, Duration::from_secs(2));
-        let start = budget.updated;
-        let at = |seconds| start + Duration::from_secs(seconds);
-        assert!(budget.is_left(at(0)));
-        budget.spend(Duration::from_secs(7));
-        assert!(!budget.is_left(at(0)));
-        assert!(budget.is_left(at(50)));
-        assert_eq!(budget.left, Duration::from_secs(1));
-        assert!(budget.is_left(at(5000)));
-        assert_eq!(budget.left, Duration::from_secs(2));
     }
 
     /// The second time, nothing is decoded: the file of the query is not there.

@@ -154,7 +154,7 @@ impl Session {
                 break;
             }
             let interval = self.sampler.interval();
-            std::thread::sleep(left.map_or(interval, |left| left.min(interval)));
+            interrupt::sleep(left.map_or(interval, |left| left.min(interval)));
             let clock = self.clock(monotonic());
             let start = self.start;
             let mut push = |sample| in_time(start, sample).iter().for_each(|it| store.push(it));
