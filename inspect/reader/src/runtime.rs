@@ -21,7 +21,8 @@ use std::sync::Arc;
 use otelctx_format::Schema;
 use otelctx_format::process_context::Attributes;
 use otelctx_remote::threads::ThreadPointer;
-use otelctx_remote::{Marker, Modules, Target};
+use otelctx_remote::{FrameRecord, GeneratedCode, Marker, Modules, Target};
+use otelctx_sample::Frame;
 
 pub use self::both_ends::BothEnds;
 pub use self::choose::{Chosen, ThreadState, choose};
@@ -191,6 +192,25 @@ pub trait RuntimeProcess: fmt::Debug + Send + Sync {
     fn thread_name(&self, target: &dyn Target, tid: i32, thread: &RuntimeThread) -> Option<String> {
         let _ = (target, tid, thread);
         None
+    }
+
+    /// Returns the walker of the code that it has generated in the process until now. `None` if there is none. Called
+    /// again when the process has other executable memory.
+    fn generated(&self, target: &dyn Target) -> Option<Arc<dyn GeneratedCode>> {
+        let _ = target;
+        None
+    }
+
+    /// Returns the functions of a frame in generated code, innermost inlined function first, by the record that the
+    /// walker of [`Self::generated`] has made. `address` is the frame's. The process has gone on since then: what
+    /// identifies a function is read again after its name, and a name that may be another function's is left out, in favour
+    /// of a frame that is [unnamed](otelctx_sample::NamedFrame::is_unnamed), such as `[Java]`. Empty if the frame is in
+    /// code that has no function.
+    ///
+    /// Results are cached by identity. The target may have ended.
+    fn frames(&self, target: &dyn Target, address: u64, record: &FrameRecord) -> Arc<[Frame]> {
+        let _ = (target, address, record);
+        Arc::default()
     }
 
     /// Decodes the part of a sample that the kernel step added, to the result of [`Self::thread`]

@@ -5,7 +5,9 @@
 //!   frames) into [`Rows`] of four bytes, once a file, for any number of processes ([`FileRows`]);
 //! - finds the rows of each executable mapping of a process ([`CodeMap`]);
 //! - walks from a thread's [`Registers`] to its first function ([`walk`]), over any
-//!   [`Memory`](otelctx_remote::Memory), and reports why the stack ended ([`StackEnd`]).
+//!   [`Memory`](otelctx_remote::Memory), and reports why the stack ended ([`StackEnd`]);
+//! - leaves frames in code that a runtime has generated to that runtime's walker
+//!   ([`walk_generated`], [`GeneratedCode`](otelctx_remote::GeneratedCode)).
 //!
 //! It does not stop the thread or ensure that it sleeps, and does not find names. Of a caller's
 //! registers, only the stack and frame pointer are found (and rbx, where assembly needs it).
@@ -68,5 +70,5 @@ pub use registers::Registers;
 pub use rows::{PAGE_SIZE, Rows};
 pub use rule::{Cfa, Dictionary, FrameRule, GAP, MAX_RULES, ReturnAddress, Rule, RuleIndex, Saved};
 pub use shards::{FILLER, Piece, Placement, SHARD_ROWS, Shards};
-pub use walk::{Frame, MAX_FRAMES, StackEnd, walk};
+pub use walk::{Frame, GeneratedRecord, MAX_FRAMES, StackEnd, walk, walk_generated};
 pub use writer::Counts;

@@ -1,17 +1,14 @@
 //! The registers of one frame.
 
-use otelctx_remote::{CallRegisters, Machine};
+use otelctx_remote::{CallRegisters, FrameRegisters, Machine};
 
-use crate::arch::{Architecture, REGISTERS};
+use crate::arch::Architecture;
 
 /// Registers of a frame, as far as they are known, by their DWARF numbers.
 #[derive(Debug, Clone, Copy)]
 pub struct Registers {
     pub(crate) architecture: &'static Architecture,
-    /// The address of the instruction.
-    pub(crate) instruction_pointer: u64,
-    values: [u64; REGISTERS],
-    known: u64,
+    pub(crate) frame: FrameRegisters,
 }
 
 impl Registers {
@@ -20,9 +17,7 @@ impl Registers {
         let architecture = Architecture::of(machine)?;
         let mut registers = Registers {
             architecture,
-            instruction_pointer,
-            values: [0; REGISTERS],
-            known: 0,
+            frame: FrameRegisters::new(instruction_pointer),
         };
         registers.set(architecture.stack_pointer, stack_pointer);
         Some(registers)
@@ -50,21 +45,17 @@ impl Registers {
 
     /// Sets a register by its DWARF number. Numbers above 32 are ignored.
     pub fn set(&mut self, register: u8, value: u64) {
-        if let Some(place) = self.values.get_mut(usize::from(register)) {
-            *place = value;
-            self.known |= 1 << register;
-        }
+        self.frame.set(register, value);
     }
 
     /// The value of a register by its DWARF number, if it is known.
     pub fn get(&self, register: u8) -> Option<u64> {
-        let value = self.values.get(usize::from(register))?;
-        (self.known & 1 << register != 0).then_some(*value)
+        self.frame.get(register)
     }
 
     /// The address of the instruction.
     pub fn instruction_pointer(&self) -> u64 {
-        self.instruction_pointer
+        self.frame.instruction_pointer
     }
 
     /// The stack pointer.
@@ -81,9 +72,8 @@ impl Registers {
     /// The registers of the caller, of which no others are known.
     pub(crate) fn caller(&self, return_address: u64, cfa: u64, frame_pointer: Option<u64>) -> Self {
         let mut registers = Registers {
-            instruction_pointer: return_address & self.architecture.address_mask,
-            known: 0,
-            ..*self
+            architecture: self.architecture,
+            frame: FrameRegisters::new(return_address & self.architecture.address_mask),
         };
         registers.set(self.architecture.stack_pointer, cfa);
         if let Some(value) = frame_pointer {

@@ -1,6 +1,8 @@
 //! Walks the stack from a thread's registers to its first function.
 
-use otelctx_remote::{Memory, MemoryError};
+use std::sync::Arc;
+
+use otelctx_remote::{FrameRecord, GeneratedCode, GeneratedEnd, Memory, MemoryError};
 
 use crate::code::CodeMap;
 use crate::registers::Registers;
@@ -32,6 +34,17 @@ pub struct Frame {
     pub is_caller: bool,
     /// True if the frame was found by the frame pointer, without tables: callers may be missing.
     pub by_frame_pointer: bool,
+    /// What a runtime finds its functions by, if the frame is in code that one has generated.
+    pub generated: Option<GeneratedRecord>,
+}
+
+/// The record of a frame in generated code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GeneratedRecord {
+    /// The index of its walker, among those that the walk was given.
+    pub walker: usize,
+    /// What its runtime finds the functions by.
+    pub record: FrameRecord,
 }
 
 /// The reason why a stack ended.
@@ -59,6 +72,9 @@ pub enum StackEnd {
     /// The caller's frame would not be above the last one.
     #[error("the stack does not grow")]
     NotGrowing,
+    /// The last frame is in generated code, whose walker does not know the caller.
+    #[error("{0}")]
+    Generated(GeneratedEnd),
     /// It has more frames than were asked for.
     #[error("it has more frames than the limit")]
     Limit,
@@ -73,22 +89,46 @@ pub fn walk(
     limit: usize,
     frames: &mut Vec<Frame>,
 ) -> StackEnd {
+    walk_generated(registers, code, &[], memory, limit, frames)
+}
+
+/// Does what [`walk`] does, where runtimes generate code: each of these walkers takes over in its own code, whatever
+/// unwind tables there are.
+pub fn walk_generated(
+    registers: &Registers,
+    code: &CodeMap,
+    generated: &[Arc<dyn GeneratedCode>],
+    memory: &dyn Memory,
+    limit: usize,
+    frames: &mut Vec<Frame>,
+) -> StackEnd {
     frames.clear();
     let mut walk = Walk {
         code,
+        generated,
+        is_part_of_caller: false,
         stack: Window::new(memory),
         switches: 0,
         lower_stacks: 0,
         registers: *registers,
         frame: Frame {
-            address: registers.instruction_pointer,
+            address: registers.instruction_pointer(),
             is_caller: false,
             by_frame_pointer: false,
+            generated: None,
         },
     };
-    for _ in 0..limit {
+    // A chain of frames that are part of their callers is bounded, too.
+    for _ in 0..limit.saturating_mul(2) {
+        if frames.len() == limit {
+            break;
+        }
         frames.push(walk.frame);
-        if let Err(end) = walk.step() {
+        let stepped = walk.step(frames.last_mut());
+        if stepped.is_ok() && std::mem::take(&mut walk.is_part_of_caller) {
+            frames.pop();
+        }
+        if let Err(end) = stepped {
             return end;
         }
     }
@@ -97,6 +137,9 @@ pub fn walk(
 
 struct Walk<'a> {
     code: &'a CodeMap,
+    generated: &'a [Arc<dyn GeneratedCode>],
+    /// The frame of the last step is no call of its own.
+    is_part_of_caller: bool,
     stack: Window<'a>,
     switches: usize,
     lower_stacks: usize,
@@ -105,10 +148,18 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Goes to the caller.
-    fn step(&mut self) -> Result<(), StackEnd> {
-        let address = self.registers.instruction_pointer;
+    /// Goes to the caller of a frame, which gets its record if it is in generated code.
+    fn step(&mut self, frame: Option<&mut Frame>) -> Result<(), StackEnd> {
+        let address = self.registers.instruction_pointer();
         let called = address.wrapping_sub(self.frame.is_caller.into());
+        if let Some(walker) = self.walker_at(called) {
+            let (caller, record) = self.by_walker(walker)?;
+            self.is_part_of_caller = record.is_none();
+            if let Some(frame) = frame {
+                frame.generated = record.map(|record| GeneratedRecord { walker, record });
+            }
+            return self.go_to(caller, true, false);
+        }
         let mapping = self.code.at(called);
         let mapping = mapping.ok_or(StackEnd::NotExecutable(address))?;
         let (caller, is_caller, by_frame_pointer) = match mapping.rule_at(called) {
@@ -132,9 +183,43 @@ impl Walk<'_> {
                 _ => (self.by_frame_pointer()?, true, true),
             },
         };
-        let address = caller.instruction_pointer;
+        self.go_to(caller, is_caller, by_frame_pointer)
+    }
+
+    /// The index of the walker of the generated code at an address.
+    fn walker_at(&self, address: u64) -> Option<usize> {
+        let mut walkers = self.generated.iter();
+        walkers.position(|walker| walker.covers(address))
+    }
+
+    /// The caller of a frame in generated code, and the frame's record.
+    fn by_walker(&self, walker: usize) -> Result<(Registers, Option<FrameRecord>), StackEnd> {
+        let registers = &self.registers;
+        let is_innermost = !self.frame.is_caller;
+        let walker = &self.generated[walker];
+        let found = walker.step(self.stack.memory, &registers.frame, is_innermost);
+        let found = found.map_err(StackEnd::Generated)?;
+        let mut caller = Registers {
+            frame: found.caller,
+            ..*registers
+        };
+        caller.frame.instruction_pointer &= registers.architecture.address_mask;
+        if caller.stack_pointer() <= registers.stack_pointer() {
+            return Err(StackEnd::NotGrowing);
+        }
+        Ok((caller, found.record))
+    }
+
+    /// Makes the caller the current frame, if it is in code.
+    fn go_to(
+        &mut self,
+        caller: Registers,
+        is_caller: bool,
+        by_frame_pointer: bool,
+    ) -> Result<(), StackEnd> {
+        let address = caller.instruction_pointer();
         let called = address.wrapping_sub(is_caller.into());
-        if self.code.at(called).is_none() {
+        if self.code.at(called).is_none() && self.walker_at(called).is_none() {
             let is_start = self.is_in(self.registers.architecture.starts, MAX_REACH);
             return Err(if is_start {
                 StackEnd::Start
@@ -147,6 +232,7 @@ impl Walk<'_> {
             address,
             is_caller,
             by_frame_pointer,
+            generated: None,
         };
         Ok(())
     }
@@ -174,7 +260,7 @@ impl Walk<'_> {
                 (value.wrapping_add_signed(addend.into()), false)
             }
             Cfa::Plt { pushed_at } => {
-                let offset = self.registers.instruction_pointer % 16;
+                let offset = self.registers.instruction_pointer() % 16;
                 let size = if offset >= pushed_at.into() { 16 } else { 8 };
                 (stack_pointer.wrapping_add(size), true)
             }
@@ -233,7 +319,7 @@ impl Walk<'_> {
         for register in layout.registers {
             let value = self.stack.u64_at(at)?;
             if *register == layout.instruction_pointer {
-                interrupted.instruction_pointer = value
+                interrupted.frame.instruction_pointer = value
             } else {
                 interrupted.set(*register, value)
             }
@@ -342,7 +428,7 @@ impl Walk<'_> {
         // A frame of another stack, or the register holds other data.
         let is_frame = |caller: &Registers| {
             let is_aligned = caller.frame_pointer().is_none_or(|former| former % 8 == 0);
-            is_aligned && self.is_behind_call(caller.instruction_pointer)
+            is_aligned && self.is_behind_call(caller.instruction_pointer())
         };
         caller.ok().filter(is_frame).ok_or(StackEnd::NoRows)
     }

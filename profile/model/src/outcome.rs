@@ -148,13 +148,15 @@ pub enum StackEnd {
     Unreadable,
     /// The last frame would return to an address that is not executable.
     NotExecutable,
+    /// The last frame is in code that its runtime generated, and the runtime's data did not lead to its caller.
+    GeneratedCode,
     /// It has more frames than are kept.
     Limit,
 }
 
 impl StackEnd {
     /// All ends, in the order of their values.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Start,
         Self::FramePointers,
         Self::TooManyMappings,
@@ -164,11 +166,12 @@ impl StackEnd {
         Self::BadTables,
         Self::Unreadable,
         Self::NotExecutable,
+        Self::GeneratedCode,
         Self::Limit,
     ];
 
     /// The ends of incomplete stacks, except [`StackEnd::Limit`], in order.
-    pub const INCOMPLETE: [Self; 8] = {
+    pub const INCOMPLETE: [Self; 9] = {
         let [_, incomplete @ .., _] = Self::ALL;
         incomplete
     };
@@ -191,6 +194,7 @@ impl StackEnd {
             Self::BadTables => ("bad_tables", "unsupported or wrong unwind tables"),
             Self::Unreadable => ("unreadable", "unreadable memory"),
             Self::NotExecutable => ("not_executable", "return address is not code"),
+            Self::GeneratedCode => ("generated_code", "generated code whose caller is unknown"),
             Self::Limit => ("limit", "too many frames"),
         }
     }
@@ -228,7 +232,8 @@ mod tests {
                 | StackEnd::TablesNotReady
                 | StackEnd::BadTables
                 | StackEnd::Unreadable
-                | StackEnd::NotExecutable => true,
+                | StackEnd::NotExecutable
+                | StackEnd::GeneratedCode => true,
             };
             assert_eq!(StackEnd::INCOMPLETE.contains(&end), is_incomplete);
         }

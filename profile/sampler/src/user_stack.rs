@@ -1,5 +1,6 @@
 //! Stacks that are walked here, as the catalog has them.
 
+use otelctx_reader::remote::GeneratedEnd;
 use otelctx_sample::{Frame, StackEnd};
 use otelctx_unwind::StackEnd as End;
 
@@ -25,6 +26,8 @@ pub(crate) fn stack_end(end: End) -> StackEnd {
         End::NoRows => StackEnd::NoTables,
         End::Unreadable(_) => StackEnd::Unreadable,
         End::NotExecutable(_) => StackEnd::NotExecutable,
+        End::Generated(GeneratedEnd::Unreadable(_)) => StackEnd::Unreadable,
+        End::Generated(_) => StackEnd::GeneratedCode,
         _ => StackEnd::BadTables,
     }
 }

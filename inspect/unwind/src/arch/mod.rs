@@ -9,10 +9,6 @@ use crate::error::Error;
 use crate::instructions::CodeReader;
 use crate::rule::Rule;
 
-/// Number of registers, by DWARF number, that are kept of a frame. The last one is the address of
-/// the instruction in a [`ContextLayout`].
-pub(crate) const REGISTERS: usize = 33;
-
 /// Takes a rule and the address that it holds from.
 pub(crate) type Write<'a> = dyn FnMut(u64, Rule) -> Result<(), Error> + 'a;
 

@@ -8,6 +8,8 @@ use crate::arch::Architecture;
 use crate::code::CodeMapping;
 use crate::file::FileRows;
 
+mod generated;
+
 /// Where the code with rules is mapped, and code without.
 const CODE: u64 = 0x40_0000;
 const OTHER: u64 = 0x80_0000;
@@ -115,6 +117,7 @@ fn the_rule_of_an_interrupted_frame_is_that_of_its_next_instruction() {
         address: CODE + 0x200,
         is_caller: false,
         by_frame_pointer: false,
+        generated: None,
     };
     assert_eq!(frames[1..], [interrupted]);
 }

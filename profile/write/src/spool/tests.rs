@@ -125,7 +125,7 @@ fn sample(catalog: &mut Catalog, processes: [ProcessId; 2], number: u64) -> Samp
             Some(GilState::Released),
         ][number as usize % 4],
         user_stack: catalog.stack(&[Frame::instruction(number), named]),
-        stack_end: StackEnd::ALL.get(number as usize % 11).copied(),
+        stack_end: StackEnd::ALL.get(number as usize % 12).copied(),
         kernel_stack: catalog.native_stack(&[]),
     }
 }
