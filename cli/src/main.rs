@@ -19,6 +19,7 @@ fn main() -> ExitCode {
             Arc::new(otelctx_python::Python::default()),
             Arc::new(otelctx_node::Node::default()),
             Arc::new(otelctx_go::Go::default()),
+            Arc::new(otelctx_hotspot::HotSpot),
         ]),
         kernel_object: Some(PROGRAMS),
     })

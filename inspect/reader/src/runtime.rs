@@ -8,6 +8,7 @@
 mod both_ends;
 mod choose;
 mod error;
+mod generated;
 mod gil;
 mod stack;
 mod supported;
@@ -27,6 +28,7 @@ use otelctx_sample::Frame;
 pub use self::both_ends::BothEnds;
 pub use self::choose::{Chosen, ThreadState, choose};
 pub use self::error::RuntimeError;
+pub use self::generated::GeneratedWalkers;
 pub use self::gil::Gil;
 pub use self::stack::{NativeFrames, RuntimeStack};
 pub use self::supported::{Present, Runtimes, scope};

@@ -1,8 +1,10 @@
 //! The native stack of a thread, the code that it is in, and the functions of that.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use otelctx_profile::Function;
+use otelctx_reader::remote::GeneratedEnd;
 use otelctx_reader::runtime::{NativeFrames, RuntimeReading, RuntimeStack};
 use otelctx_reader::sample::{self, FrameKind, Module, ModuleFiles};
 use otelctx_sampler::GeneratedNames;
@@ -16,6 +18,8 @@ pub(super) type ThreadStack = Result<Stack, String>;
 #[derive(Debug)]
 pub(super) struct Stack {
     pub(super) frames: Vec<Frame>,
+    /// The functions of frames in generated code, by the index of the frame, from their runtime.
+    pub(super) generated: HashMap<usize, Arc<[sample::Frame]>>,
     pub(super) end: StackEnd,
     /// It was walked while the thread slept, from two registers.
     pub(super) is_asleep: bool,
@@ -37,14 +41,17 @@ impl Stack {
 
     /// The frames without those of runtimes.
     pub(super) fn native(&self) -> Vec<sample::Frame> {
-        let native = self.frames().map(|(frame, lookup)| {
-            if lookup == frame.address {
-                sample::Frame::instruction(frame.address)
+        let mut native = Vec::with_capacity(self.frames.len());
+        for (index, (frame, lookup)) in self.frames().enumerate() {
+            if let Some(functions) = self.generated.get(&index) {
+                native.extend_from_slice(functions);
+            } else if lookup == frame.address {
+                native.push(sample::Frame::instruction(frame.address));
             } else {
-                sample::Frame::return_address(frame.address)
+                native.push(sample::Frame::return_address(frame.address));
             }
-        });
-        native.collect()
+        }
+        native
     }
 
     /// Returns the frames, with those of the thread's runtimes in place of the calls of their
@@ -95,7 +102,13 @@ impl Stack {
 
     /// Returns whether it ends because a register is unknown.
     pub(super) fn needs_stop(&self) -> bool {
-        self.is_asleep && matches!(self.end, StackEnd::UnknownRegister | StackEnd::NoRows)
+        let is_unknown = matches!(
+            self.end,
+            StackEnd::UnknownRegister
+                | StackEnd::NoRows
+                | StackEnd::Generated(GeneratedEnd::UnknownRegister)
+        );
+        self.is_asleep && is_unknown
     }
 }
 

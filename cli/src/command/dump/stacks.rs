@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 use otelctx_reader::remote::mappings::ExecutableMapping;
 use otelctx_reader::remote::threads::{Call, ThreadFiles};
 use otelctx_reader::remote::{self, Stopped, Target, module};
+use otelctx_reader::runtime::GeneratedWalkers;
 use otelctx_reader::sample::Module;
 use otelctx_reader::sweep::{Sweep, ThreadReading};
 use otelctx_reader::{Process, StopReason, Thread};
 use otelctx_sampler::{GeneratedNames, monotonic};
-use otelctx_unwind::{CodeMap, Dictionary, MAX_FRAMES, MakeRules, Registers, walk};
+use otelctx_unwind::{CodeMap, Dictionary, MAX_FRAMES, MakeRules, Registers, walk_generated};
 use otelctx_waits::Reason;
 
 use super::stack::{Code, Region, Stack, ThreadStack};
@@ -48,6 +49,8 @@ pub(super) struct StackReader {
     options: StackOptions,
     /// An error if the process's mappings cannot be read.
     code_map: Result<CodeMap, String>,
+    /// Runtimes that walk the code that they have generated.
+    generated: GeneratedWalkers,
     /// Time from which no thread is stopped any more.
     deadline: Instant,
     /// By thread ID.
@@ -65,6 +68,7 @@ impl StackReader {
         Self {
             options: options.clone(),
             code_map: Ok(CodeMap::default()),
+            generated: GeneratedWalkers::default(),
             deadline: Instant::now(),
             stacks: HashMap::new(),
             reasons: HashMap::new(),
@@ -83,7 +87,11 @@ impl StackReader {
             let dictionary = &self.options.dictionary;
             CodeMap::read(target, process.files(), dictionary, MakeRules::OnDemand)
         };
-        let code_map = process.as_target().map(|target| read(&*target)).transpose();
+        let target = process.as_target();
+        self.generated = target.as_ref().map_or_else(Default::default, |target| {
+            GeneratedWalkers::of(process.known_runtimes(), &**target)
+        });
+        let code_map = target.map(|target| read(&*target)).transpose();
         self.code_map = code_map
             .map(Option::unwrap_or_default)
             .map_err(|error| error.to_string());
@@ -287,20 +295,48 @@ impl StackReader {
         let code = self.code_map.as_ref().map_err(String::clone)?;
         let target = thread.process().as_target().ok_or("it cannot be read")?;
         let mut frames = Vec::new();
-        let end = walk(&registers, code, &*target, MAX_FRAMES, &mut frames);
+        let walkers = self.generated.walkers();
+        let limit = MAX_FRAMES;
+        let end = walk_generated(&registers, code, walkers, &*target, limit, &mut frames);
         frames.shrink_to_fit();
         Ok(Stack {
             frames,
+            generated: HashMap::new(),
             end,
             is_asleep,
             is_separate: false,
         })
     }
 
+    /// Names the functions of frames that runtimes have walked.
+    fn name_generated(&mut self, process: &Process) {
+        let Some(target) = process.as_target() else {
+            return;
+        };
+        for stack in self.stacks.values_mut().flatten() {
+            for (index, frame) in stack.frames.iter().enumerate() {
+                let Some(found) = &frame.generated else {
+                    continue;
+                };
+                let (walker, record) = (found.walker, &found.record);
+                let functions = self
+                    .generated
+                    .frames(&*target, walker, frame.address, record);
+                self.memory += size_of_val(&functions[..]);
+                stack.generated.insert(index, functions);
+            }
+        }
+    }
+
     /// Finds the code that the stacks are in, and opens its files.
     pub(super) fn end(&mut self, process: &Process) {
+        self.name_generated(process);
         let stacks = self.stacks.values().flatten();
-        let lookups = stacks.flat_map(Stack::frames).map(|(_, lookup)| lookup);
+        let lookups = stacks.flat_map(|stack| {
+            let frames = stack.frames().enumerate();
+            let named = |index: &usize| stack.generated.contains_key(index);
+            frames.filter_map(move |(index, (_, lookup))| (!named(&index)).then_some(lookup))
+        });
         let mut lookups: Vec<u64> = lookups.collect();
         lookups.sort_unstable();
         lookups.dedup();

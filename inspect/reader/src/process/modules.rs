@@ -80,6 +80,12 @@ impl Process {
         Ok(self.adapted(present))
     }
 
+    /// The runtimes that [`Self::runtimes`] has found last: none if it was not called.
+    #[must_use]
+    pub fn known_runtimes(&self) -> &[Present] {
+        self.runtimes.as_ref().map_or(&[], |(_, present)| present)
+    }
+
     /// Finds the C library's list of threads, which is needed to read sleeping threads without
     /// stops, unless the variable has been resolved, and the list with it.
     fn find_thread_lists(&mut self) {

@@ -1,0 +1,120 @@
+//! Methods and their bytecode, as the interpreter has them.
+
+use otelctx_reader::remote::{Memory, MemoryError};
+
+use crate::layout::{Layout, Object, read_int};
+use crate::record::MethodIdentity;
+
+/// A flag of a method in a class file: its body is native code.
+const NATIVE: u64 = 0x100;
+/// Bytes read of a `ConstantPool`: a few members.
+const CONSTANTS_SIZE: u64 = 64;
+
+/// The parts of a method that do not change.
+#[derive(Debug)]
+pub(crate) struct Method {
+    pub(crate) address: u64,
+    pub(crate) is_native: bool,
+    pub(crate) constant: Object,
+    /// The addresses of its bytecode.
+    pub(crate) code: (u64, u64),
+}
+
+impl Method {
+    /// Reads the method at an address, which may be anything.
+    pub(crate) fn read(
+        memory: &dyn Memory,
+        layout: &Layout,
+        address: u64,
+    ) -> Result<Self, MemoryError> {
+        let of = &layout.method;
+        let constant = memory.read_u64(address.wrapping_add(of.const_method))?;
+        let is_native = read_int(memory, address, of.access)? & NATIVE != 0;
+        let constant = Object::read(memory, constant, of.const_method_size)?;
+        let start = constant.address.wrapping_add(of.const_method_size);
+        let code = (start, start.wrapping_add(constant.int(of.code_size)));
+        Ok(Self {
+            address,
+            is_native,
+            constant,
+            code,
+        })
+    }
+
+    /// The address of the constants of its class.
+    pub(crate) fn constants(&self, layout: &Layout) -> u64 {
+        self.constant.word(layout.method.constants)
+    }
+
+    /// The position in the bytecode of an address of it, in bytes.
+    pub(crate) fn position(&self, address: u64) -> Option<u16> {
+        let (start, end) = self.code;
+        let position = address.checked_sub(start).filter(|_| address < end)?;
+        position.try_into().ok()
+    }
+
+    /// Reads what distinguishes it from later methods at its address. `class_number` is the offset of the number in a class,
+    /// if that is known.
+    pub(crate) fn identity(
+        &self,
+        memory: &dyn Memory,
+        layout: &Layout,
+        class_number: Option<u64>,
+    ) -> Result<MethodIdentity, MemoryError> {
+        let of = &layout.method;
+        let constants = Object::read(memory, self.constants(layout), CONSTANTS_SIZE)?;
+        let holder = constants.word(of.holder);
+        let class = match class_number {
+            Some(offset) => memory.read_u64(holder.wrapping_add(offset))? >> CLASS_NUMBER_SHIFT,
+            None => holder,
+        };
+        let number = self.constant.int(of.id) as u16;
+        Ok(MethodIdentity { class, number })
+    }
+}
+
+/// The lowest bits of the word with JDK Flight Recorder's number of a class are flags (`jfrTraceIdBits.hpp`).
+pub(crate) const CLASS_NUMBER_SHIFT: u32 = 16;
+
+/// Finds the offset in a class of the word with its number: the only one whose upper bits are small, not 0, and different in
+/// all classes. HotSpot's tables do not have it. `None` where there is none, as in builds without Flight Recorder.
+pub(crate) fn find_class_number(memory: &dyn Memory, layout: &Layout) -> Option<u64> {
+    /// Number of classes that are compared.
+    const CLASSES: usize = 200;
+    /// Fewer are not enough to tell the word from others.
+    const MIN_CLASSES: usize = 20;
+    const MAX_NUMBER: u64 = 1 << 24;
+    let of = layout.classes.as_ref()?;
+    let word = |address: u64| memory.read_u64(address).ok();
+    let mut classes = Vec::new();
+    let mut loader = word(of.first_loader)?;
+    'all: for _ in 0..CLASSES {
+        if loader == 0 {
+            break;
+        }
+        let mut class = word(loader.wrapping_add(of.first))?;
+        while class != 0 {
+            classes.push(Object::read(memory, class, of.size).ok()?);
+            if classes.len() == CLASSES {
+                break 'all;
+            }
+            class = word(class.wrapping_add(of.next))?;
+        }
+        loader = word(loader.wrapping_add(of.next_loader))?;
+    }
+    if classes.len() < MIN_CLASSES {
+        return None;
+    }
+    let is_number = |offset: &u64| {
+        let numbers = classes
+            .iter()
+            .map(|class| class.word(*offset) >> CLASS_NUMBER_SHIFT);
+        let mut numbers: Vec<u64> = numbers.collect();
+        numbers.sort_unstable();
+        let has_gaps = numbers.windows(2).all(|pair| pair[0] < pair[1]);
+        has_gaps && numbers[0] > 0 && numbers[numbers.len() - 1] < MAX_NUMBER
+    };
+    let mut offsets = (0..of.size).step_by(8).filter(is_number);
+    let found = offsets.next()?;
+    offsets.next().is_none().then_some(found)
+}

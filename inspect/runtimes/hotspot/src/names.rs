@@ -1,0 +1,171 @@
+//! The names of methods, and lines in their files.
+
+use otelctx_reader::remote::{Memory, MemoryError};
+use otelctx_reader::sample::{FrameKind, NamedFrame};
+
+use crate::compressed::Stream;
+use crate::layout::{Layout, SourceFile, read_int};
+use crate::method::Method;
+
+/// Maximum length of a name, in bytes: what a class file can have.
+const MAX_NAME: usize = 64 << 10;
+/// Maximum size of a compressed table of lines, in bytes: each entry has some bytes, and a method at most 65,535 of them.
+const MAX_LINES: usize = 1 << 20;
+/// The bit of a `ConstMethod`'s flags that says that it has a table of lines.
+const HAS_LINES: u64 = 1;
+
+/// What is known of a method, for frames at any of its places.
+#[derive(Debug)]
+pub(crate) struct MethodNames {
+    /// `checkout`
+    name: String,
+    /// `shop.Cart.checkout`
+    qualified: String,
+    file: String,
+    /// Positions in the bytecode, and the lines from there on, in the order of the table.
+    lines: Vec<(u32, u32)>,
+}
+
+impl MethodNames {
+    pub(crate) fn read(
+        memory: &dyn Memory,
+        layout: &Layout,
+        method: &Method,
+    ) -> Result<Self, MemoryError> {
+        let of = &layout.method;
+        let pool = method.constants(layout);
+        let holder = memory.read_u64(pool.wrapping_add(of.holder))?;
+        let constant = |index: u64| -> Result<String, MemoryError> {
+            let place = pool.wrapping_add(of.constants_size).wrapping_add(8 * index);
+            symbol(memory, layout, memory.read_u64(place)?)
+        };
+        let name = constant(method.constant.int(of.name))?;
+        let class = memory.read_u64(holder.wrapping_add(of.class_name))?;
+        let class = class_name(&symbol(memory, layout, class)?);
+        let source = match of.source_file {
+            SourceFile::InConstants(field) => read_int(memory, pool, field)?,
+            SourceFile::InClass(field) => read_int(memory, holder, field)?,
+            SourceFile::Unknown => 0,
+        };
+        let file = match source {
+            0 => String::new(),
+            index => constant(index)?,
+        };
+        let has_lines = method.constant.int(of.flags) & HAS_LINES != 0 && !method.is_native;
+        let lines = match has_lines {
+            true => lines(memory, layout, method)?,
+            false => Vec::new(),
+        };
+        Ok(Self {
+            qualified: format!("{class}.{name}"),
+            name,
+            file,
+            lines,
+        })
+    }
+
+    /// The frame at a position in the bytecode.
+    pub(crate) fn frame(&self, position: Option<u16>) -> NamedFrame {
+        NamedFrame {
+            kind: FrameKind::JVM,
+            function: self.name.clone(),
+            qualified_name: self.qualified.clone(),
+            file: self.file.clone(),
+            line: position.map_or(0, |position| self.line(position.into())),
+        }
+    }
+
+    /// The line of the last entry before a position, as the virtual machine finds it (`Method::line_number_from_bci`).
+    fn line(&self, position: u32) -> u32 {
+        let before = self.lines.iter().filter(|(start, _)| *start <= position);
+        // Of equal starts, the first one.
+        let mut best = None;
+        for (start, line) in before {
+            if best.is_none_or(|(known, _)| known < *start) {
+                best = Some((*start, *line));
+            }
+        }
+        best.map_or(0, |(_, line)| line)
+    }
+}
+
+/// The frame of a method of which nothing is known.
+pub(crate) fn unnamed() -> NamedFrame {
+    NamedFrame {
+        kind: FrameKind::JVM,
+        function: "[Java]".into(),
+        ..NamedFrame::default()
+    }
+}
+
+/// The frame of code of the virtual machine.
+pub(crate) fn stub(name: &str) -> NamedFrame {
+    NamedFrame {
+        kind: FrameKind::JVM,
+        function: name.into(),
+        ..NamedFrame::default()
+    }
+}
+
+fn symbol(memory: &dyn Memory, layout: &Layout, address: u64) -> Result<String, MemoryError> {
+    let of = &layout.method;
+    let length = read_int(memory, address, of.symbol_length)?;
+    let bytes = memory.read_vec(address.wrapping_add(of.symbol_body), length, MAX_NAME)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Converts `shop/Cart$Item` to `shop.Cart$Item`. The numbers and addresses that make the names of generated classes unique
+/// differ in each run, and are left out: `Cart$$Lambda`.
+fn class_name(internal: &str) -> String {
+    /// The start of what a hidden class has behind its name: `+0x` before JDK 21, and `/0x`.
+    const ADDRESSES: [&str; 2] = ["+0x", "/0x"];
+    const LAMBDA: &str = "$$Lambda";
+    let end = ADDRESSES
+        .iter()
+        .filter_map(|start| internal.find(start))
+        .min();
+    let mut name = &internal[..end.unwrap_or(internal.len())];
+    if let Some(start) = name.find(LAMBDA) {
+        let rest = &name[start + LAMBDA.len()..];
+        let is_number = |rest: &str| {
+            rest.bytes()
+                .all(|byte| byte.is_ascii_digit() || b"/$".contains(&byte))
+        };
+        if is_number(rest) {
+            name = &name[..start + LAMBDA.len()];
+        }
+    }
+    name.replace('/', ".")
+}
+
+/// Decodes the compressed table of lines of a method (`CompressedLineNumberReadStream`), which follows its bytecode.
+fn lines(
+    memory: &dyn Memory,
+    layout: &Layout,
+    method: &Method,
+) -> Result<Vec<(u32, u32)>, MemoryError> {
+    /// The byte before an entry that does not fit in one byte, and the one behind the last entry.
+    const LONG: u8 = 0xff;
+    const END: u8 = 0;
+    let words = method.constant.int(layout.method.const_method_words);
+    let end = method.constant.address.wrapping_add(8 * words);
+    let start = method.code.1;
+    let size = end.saturating_sub(start);
+    let bytes = memory.read_vec(start, size, MAX_LINES)?;
+    let mut stream = Stream::new(&bytes, layout.excluded_bytes());
+    let (mut position, mut line, mut lines) = (0_u32, 0_u32, Vec::new());
+    while let Some(byte) = stream.byte() {
+        let (more, further) = match byte {
+            END => break,
+            LONG => match (stream.signed(), stream.signed()) {
+                (Some(more), Some(further)) => (more.cast_unsigned(), further.cast_unsigned()),
+                _ => break,
+            },
+            byte => (u32::from(byte >> 3), u32::from(byte & 7)),
+        };
+        position = position.wrapping_add(more);
+        line = line.wrapping_add(further);
+        lines.push((position, line));
+    }
+    Ok(lines)
+}

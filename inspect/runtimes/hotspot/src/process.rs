@@ -1,0 +1,222 @@
+//! HotSpot in one process.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use otelctx_reader::format::process_context::{Attributes, Value};
+use otelctx_reader::remote::{FrameRecord, GeneratedCode, Machine, Memory, MemoryError, Target};
+use otelctx_reader::runtime::{RuntimeError, RuntimeProcess, RuntimeThread, ThreadView};
+use otelctx_reader::sample::{Frame, NamedFrame};
+
+use crate::code_cache::{CodeCache, Kind};
+use crate::layout::Layout;
+use crate::method::{Method, find_class_number};
+use crate::names::{self, MethodNames};
+use crate::record::{MethodIdentity, Record};
+use crate::scopes::scopes;
+use crate::walk::Codelets;
+use crate::walk::HotSpotCode;
+
+/// Maximum number of frames, and of methods, that are kept with their names; all are dropped when there are more. A frame
+/// takes some hundred bytes.
+const MAX_KNOWN: usize = 64 * 1024;
+
+/// Names of stubs in the sources of HotSpot, which has no other ones for them.
+const CALL_STUB: &str = "StubRoutines::call_stub";
+const BARRIER: &str = "StubRoutines::cont_returnBarrier";
+
+#[derive(Debug)]
+pub(crate) struct HotSpotProcess {
+    layout: Arc<Layout>,
+    /// `None` until the virtual machine has made its heaps of code.
+    code: Mutex<Option<Arc<HotSpotCode>>>,
+    known: Mutex<Known>,
+}
+
+/// What was named before, by what identifies it.
+#[derive(Debug, Default)]
+struct Known {
+    frames: HashMap<Record, Arc<[Frame]>>,
+    methods: HashMap<(u64, MethodIdentity), Arc<MethodNames>>,
+}
+
+impl HotSpotProcess {
+    pub(crate) fn new(layout: Layout) -> Self {
+        Self {
+            layout: Arc::new(layout),
+            code: Mutex::default(),
+            known: Mutex::default(),
+        }
+    }
+
+    fn code(&self, target: &dyn Target) -> Option<Arc<HotSpotCode>> {
+        let mut code = self.code.lock().unwrap_or_else(PoisonError::into_inner);
+        if code.is_none() && target.machine() == Machine::X86_64 {
+            *code = self.read_code(target).ok().flatten();
+        }
+        code.clone()
+    }
+
+    fn read_code(&self, target: &dyn Target) -> Result<Option<Arc<HotSpotCode>>, MemoryError> {
+        let (memory, layout): (&dyn Memory, _) = (target, &self.layout);
+        let call_stub_return = memory.read_u64(layout.call_stub_return)?;
+        let Some(cache) = CodeCache::read(memory, layout)?.filter(|_| call_stub_return != 0) else {
+            return Ok(None);
+        };
+        Ok(Some(Arc::new(HotSpotCode {
+            layout: layout.clone(),
+            cache: Arc::new(cache),
+            call_stub_return,
+            codelets: Codelets::read(memory, &layout.interpreter)?,
+            class_number: find_class_number(memory, layout),
+        })))
+    }
+
+    /// The names of a method, if those are of the method with this identity.
+    fn method(
+        &self,
+        memory: &dyn Memory,
+        code: &HotSpotCode,
+        address: u64,
+        expected: Option<MethodIdentity>,
+    ) -> Option<Arc<MethodNames>> {
+        let method = Method::read(memory, &self.layout, address).ok()?;
+        let identity = || {
+            method
+                .identity(memory, &self.layout, code.class_number)
+                .ok()
+        };
+        let before = identity()?;
+        if expected.is_some_and(|expected| expected != before) {
+            return None;
+        }
+        let key = (address, before);
+        if code.class_number.is_some()
+            && let Some(names) = self.known().methods.get(&key)
+        {
+            return Some(names.clone());
+        }
+        let names = MethodNames::read(memory, &self.layout, &method).ok()?;
+        // Its memory may have become another method's meanwhile.
+        if identity()? != before {
+            return None;
+        }
+        let names = Arc::new(names);
+        let mut known = self.known();
+        if known.methods.len() >= MAX_KNOWN {
+            known.methods.clear();
+        }
+        known.methods.insert(key, names.clone());
+        Some(names)
+    }
+
+    fn known(&self) -> std::sync::MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The frames of a record. `None` if what it identifies is not there any more, or cannot be read.
+    fn named(
+        &self,
+        memory: &dyn Memory,
+        code: &HotSpotCode,
+        record: Record,
+    ) -> Option<Vec<NamedFrame>> {
+        match record {
+            Record::Interpreted {
+                method,
+                identity,
+                position,
+            } => {
+                let names = self.method(memory, code, method, Some(identity))?;
+                Some(vec![names.frame(position)])
+            }
+            Record::Compiled {
+                blob,
+                compile_id,
+                pc,
+            } => self.compiled(memory, code, (blob, compile_id), pc),
+            Record::Stub { is_entry: true, .. } => Some(vec![names::stub(CALL_STUB)]),
+            Record::Stub { blob, .. } => {
+                let blob = code.cache.read_blob(memory, &self.layout, blob).ok()?;
+                let name = match blob.kind {
+                    Kind::Stub(name) => name,
+                    Kind::Barrier => BARRIER.to_owned(),
+                    _ => return None,
+                };
+                Some(vec![names::stub(&name)])
+            }
+        }
+    }
+
+    fn compiled(
+        &self,
+        memory: &dyn Memory,
+        code: &HotSpotCode,
+        (address, compile_id): (u64, u32),
+        pc: u64,
+    ) -> Option<Vec<NamedFrame>> {
+        let layout = &self.layout;
+        let blob = code.cache.read_blob(memory, layout, address).ok()?;
+        let id = layout.nmethod.compile_id;
+        if !blob.kind.is_method() || blob.object.int(id) as u32 != compile_id {
+            return None;
+        }
+        let found = match blob.kind {
+            Kind::Native => vec![crate::scopes::Scope {
+                method: blob.object.int(layout.nmethod.method),
+                position: None,
+            }],
+            _ => scopes(memory, layout, &blob, pc)?,
+        };
+        let mut named = Vec::with_capacity(found.len());
+        for scope in found {
+            let names = self.method(memory, code, scope.method, None)?;
+            named.push(names.frame(scope.position));
+        }
+        // The code is still there, and so are the methods that it keeps.
+        let now = code
+            .cache
+            .blob_address(memory, layout, pc.wrapping_sub(1))
+            .ok()?;
+        let again = code.cache.read_blob(memory, layout, address).ok()?;
+        let is_same = now == address && again.object.int(id) as u32 == compile_id;
+        is_same.then_some(named)
+    }
+}
+
+impl RuntimeProcess for HotSpotProcess {
+    fn facts(&self) -> Attributes {
+        vec![("version".into(), Value::String(self.layout.version.clone()))]
+    }
+
+    /// Frames are found by [`Self::generated`], without the thread's own data.
+    fn thread(&self, _: &dyn Target, _: ThreadView) -> Result<Option<RuntimeThread>, RuntimeError> {
+        Ok(None)
+    }
+
+    fn generated(&self, target: &dyn Target) -> Option<Arc<dyn GeneratedCode>> {
+        Some(self.code(target)?)
+    }
+
+    fn frames(&self, target: &dyn Target, _: u64, record: &FrameRecord) -> Arc<[Frame]> {
+        let unnamed = || [Frame::from(names::unnamed())].into();
+        let (Some(record), Some(code)) = (Record::decode(record), self.code(target)) else {
+            return unnamed();
+        };
+        // Without numbers of classes, interpreted methods are not identified for long.
+        let is_kept = code.class_number.is_some() || !matches!(record, Record::Interpreted { .. });
+        if let Some(frames) = self.known().frames.get(&record).filter(|_| is_kept) {
+            return frames.clone();
+        }
+        let Some(named) = self.named(target, &code, record) else {
+            return unnamed();
+        };
+        let frames: Arc<[Frame]> = named.into_iter().map(Frame::from).collect();
+        let mut known = self.known();
+        if known.frames.len() >= MAX_KNOWN {
+            known.frames.clear();
+        }
+        known.frames.insert(record, frames.clone());
+        frames
+    }
+}

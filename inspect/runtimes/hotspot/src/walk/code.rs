@@ -1,0 +1,149 @@
+//! The instructions by which HotSpot's code makes and removes its frames, on x86-64.
+
+/// Bytes of code that are looked at where a frame is being removed.
+pub(super) const MAX_EPILOGUE: usize = 24;
+/// Bytes of code that are looked at behind the instruction where a frame is being made.
+pub(super) const MAX_PROLOGUE: usize = 16;
+/// Maximum number of bytes from the entry of code to its complete frame.
+pub(super) const MAX_ENTERED: usize = 512;
+
+/// What code has done of its frame when it is interrupted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entered {
+    Nothing,
+    /// The frame pointer is saved.
+    Pushed,
+    /// The stack pointer is moved, but the frame pointer is not saved.
+    Unsaved,
+    Complete,
+}
+
+/// What is left of the frame of code that removes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Left {
+    /// The saved frame pointer.
+    FramePointer,
+    /// The return address alone.
+    Everything,
+}
+
+pub(super) fn pushes_frame_pointer(code: &[u8]) -> bool {
+    code.first() == Some(&0x55)
+}
+
+/// mov %rsp, %rbp
+pub(super) fn sets_frame_pointer(code: &[u8]) -> bool {
+    code.starts_with(&[0x48, 0x8b, 0xec]) || code.starts_with(&[0x48, 0x89, 0xe5])
+}
+
+/// Returns the size of `sub $N, %rsp`.
+fn moved_stack_pointer(code: &[u8]) -> Option<usize> {
+    match code {
+        [0x48, 0x81, 0xec, ..] => Some(7),
+        [0x48, 0x83, 0xec, ..] => Some(4),
+        _ => None,
+    }
+}
+
+/// Returns what code has done of its frame before the instruction at `at`, where `code` begins at its entry.
+pub(super) fn entered(code: &[u8], at: usize) -> Entered {
+    let mut index = 0;
+    while index < at {
+        let rest = code.get(index..).unwrap_or_default();
+        index += match rest {
+            // mov %eax, -N(%rsp): touches the stack's end
+            [0x89, 0x84, 0x24, ..] => 7,
+            [0x0f, 0x1f, 0x40, ..] => 4,
+            [0x0f, 0x1f, 0x44, 0, 0, ..] => 5,
+            [0xf3, 0x0f, 0x1e, 0xfa, ..] => 4,
+            // push %rbp; [mov %rsp, %rbp]; sub $N, %rsp
+            [0x55, ..] => {
+                let mut next = index + 1;
+                if sets_frame_pointer(&code[next..]) {
+                    next += 3;
+                }
+                let moved = moved_stack_pointer(&code[next..]).unwrap_or(0);
+                return match at >= next + moved && moved > 0 {
+                    true => Entered::Complete,
+                    false => Entered::Pushed,
+                };
+            }
+            // sub $N, %rsp; mov %rbp, M(%rsp)
+            _ => {
+                let Some(moved) = moved_stack_pointer(rest) else {
+                    return Entered::Nothing;
+                };
+                let next = index + moved;
+                if at < next {
+                    return Entered::Nothing;
+                }
+                let save = code.get(next..).unwrap_or_default();
+                let size = match save {
+                    [0x48, 0x89, 0x6c, 0x24, ..] => 5,
+                    _ => 8,
+                };
+                return match at < next + size {
+                    true => Entered::Unsaved,
+                    false => Entered::Complete,
+                };
+            }
+        };
+    }
+    Entered::Nothing
+}
+
+/// Returns what is left of a frame that the next instructions remove. `None` if they do not.
+pub(super) fn left(code: &[u8]) -> Option<Left> {
+    // pop %rbp
+    if let [0x5d, rest @ ..] = code
+        && returns(rest)
+    {
+        return Some(Left::FramePointer);
+    }
+    returns(code).then_some(Left::Everything)
+}
+
+/// Returns whether code returns, perhaps behind the check of a safepoint.
+fn returns(code: &[u8]) -> bool {
+    // vzeroupper
+    let code = code.strip_prefix(&[0xc5, 0xf8, 0x77]).unwrap_or(code);
+    let rest = match code {
+        [0xc3, ..] => return true,
+        // cmp N(%r15), %rsp
+        [0x49, 0x3b, 0xa7, _, _, _, _, rest @ ..] => rest,
+        [0x49, 0x3b, 0x67, _, rest @ ..] => rest,
+        // test %eax, N(%rip): JDK 8 and 11 poll so, or by a register
+        [0x85, 0x05, _, _, _, _, rest @ ..] => rest,
+        [0x41, 0x85, 0x02, rest @ ..] | [0x85, 0x00, rest @ ..] => rest,
+        // mov N(%r15), %r10; test %eax, (%r10)
+        [0x4d, 0x8b, 0x97, _, _, _, _, 0x41, 0x85, 0x02, rest @ ..] => rest,
+        [0x4d, 0x8b, 0x57, _, 0x41, 0x85, 0x02, rest @ ..] => rest,
+        rest => rest,
+    };
+    // ja to the poll's stub; ret
+    matches!(
+        rest,
+        [0x0f, 0x87, _, _, _, _, 0xc3, ..] | [0x77, _, 0xc3, ..] | [0xc3, ..]
+    )
+}
+
+/// Returns whether code is that of a return's safepoint, which is apart: the frame has been removed.
+pub(super) fn is_poll(code: &[u8]) -> bool {
+    // lea N(%rip), %r10; mov %r10, N(%r15); jmp
+    let code = match code {
+        [0x4c, 0x8d, 0x15, _, _, _, _, rest @ ..] => rest,
+        rest => rest,
+    };
+    matches!(code, [0x4d, 0x89, 0x97, _, _, _, _, 0xe9, ..])
+}
+
+/// Returns whether the bytes before an address end with a call, of the forms that HotSpot writes.
+pub(super) fn is_behind_call(before: [u8; 8]) -> bool {
+    matches!(
+        before,
+        [.., 0xe8, _, _, _, _]
+            | [.., 0xff, 0x10..=0x17 | 0xd0..=0xd7]
+            | [.., 0xff, 0x50..=0x57, _]
+            | [.., 0xff, 0x90..=0x97, _, _, _, _]
+    )
+}

@@ -1,0 +1,148 @@
+//! Frames of the interpreter, on x86-64 (`frame_x86.hpp`, `templateInterpreterGenerator_x86.cpp`).
+
+use otelctx_reader::remote::{FrameRegisters, GeneratedEnd, GeneratedFrame, Memory, MemoryError};
+
+use super::{HotSpotCode, R13, RAX, RBP, RBX, RSP, Step, frame};
+use crate::layout::{Interpreter, read_int};
+use crate::method::Method;
+use crate::record::Record;
+use crate::tables::c_string;
+
+/// Words from the frame pointer to the stack pointer of the caller, and to the method.
+const SENDER: i64 = -1;
+const METHOD: i64 = -3;
+/// Maximum distance from the stack pointer to the frame pointer of an interrupted frame, in bytes: the interpreter's stack of
+/// operands has at most 64 Ki words.
+const MAX_FRAME: u64 = 1 << 20;
+/// The same while the frame is being made.
+const MAX_NEW_FRAME: u64 = 0x800;
+/// Maximum number of the interpreter's pieces of code. There are some 300.
+const MAX_CODELETS: u64 = 4096;
+
+/// The code in which the interpreter enters a method, and makes its frame.
+#[derive(Debug, Default)]
+pub(crate) struct Codelets {
+    /// Sorted addresses.
+    entries: Vec<(u64, u64)>,
+}
+
+impl Codelets {
+    pub(crate) fn read(memory: &dyn Memory, of: &Interpreter) -> Result<Self, MemoryError> {
+        let queue = memory.read_u64(of.code)?;
+        let number = |field| read_int(memory, queue, field);
+        let mut at = memory
+            .read_u64(queue.wrapping_add(of.buffer))?
+            .wrapping_add(number(of.queue_start)?);
+        let mut entries = Vec::new();
+        for _ in 0..number(of.stubs)?.min(MAX_CODELETS) {
+            let size = read_int(memory, at, of.stub_size)?;
+            let name = memory.read_u64(at.wrapping_add(of.stub_description))?;
+            let end = at.wrapping_add(size);
+            if c_string(memory, name).is_ok_and(|name| name.starts_with("method entry point")) {
+                entries.push((at, end));
+            }
+            if end <= at {
+                break;
+            }
+            at = end;
+        }
+        Ok(Self { entries })
+    }
+
+    fn is_entry(&self, address: u64) -> bool {
+        let behind = self.entries.partition_point(|it| it.0 <= address);
+        let entry = behind.checked_sub(1).map(|at| self.entries[at]);
+        entry.is_some_and(|(_, end)| address < end)
+    }
+}
+
+impl Step<'_> {
+    pub(super) fn interpreted(&self) -> Result<GeneratedFrame, GeneratedEnd> {
+        if self.is_innermost
+            && self.of.codelets.is_entry(self.pc)
+            && let Some(found) = self.entered_method()?
+        {
+            return Ok(found);
+        }
+        let frame_pointer = self.frame_pointer()?;
+        let most = self.sp.saturating_add(MAX_FRAME);
+        if !(self.sp..most).contains(&frame_pointer) || frame_pointer % 8 != 0 {
+            return Err(GeneratedEnd::Unexpected(
+                "no frame pointer in the interpreter",
+            ));
+        }
+        let slot = |slot: i64| self.word(frame_pointer.wrapping_add_signed(8 * slot));
+        let layout = &self.of.layout;
+        let method = Method::read(self.memory, layout, slot(METHOD)?);
+        let method =
+            method.map_err(|_| GeneratedEnd::Unexpected("no method in the interpreter"))?;
+        let saved = slot(layout.interpreter.bytecode_slot)?;
+        // The register has the newest position, unless the code uses it for something else.
+        let current = self.frame.get(R13).filter(|_| self.is_innermost);
+        let position = current.and_then(|current| method.position(current));
+        let position = position.or_else(|| method.position(saved));
+        let mut caller = FrameRegisters::new(slot(1)?);
+        caller.set(RSP, slot(SENDER)?);
+        caller.set(RBP, slot(0)?);
+        Ok(frame(
+            caller,
+            Some(self.of.record(self.memory, &method, position)?),
+        ))
+    }
+
+    /// The caller of a method whose frame is not complete: rbx has the method, and r13 the caller's stack pointer. `None` if it
+    /// is complete.
+    fn entered_method(&self) -> Result<Option<GeneratedFrame>, GeneratedEnd> {
+        let (sp, frame_pointer) = (self.sp, self.frame_pointer()?);
+        let registers = self.frame.get(RBX).zip(self.frame.get(R13));
+        let (address, sender) = registers.ok_or(GeneratedEnd::UnknownRegister)?;
+        let Ok(method) = Method::read(self.memory, &self.of.layout, address) else {
+            return Ok(None);
+        };
+        let word = |address: u64| self.memory.read_u64(address).ok();
+        let is_near = (sp..sp.saturating_add(MAX_NEW_FRAME)).contains(&frame_pointer);
+        let of_frame = word(frame_pointer.wrapping_add_signed(8 * METHOD));
+        let has_slots = sp <= frame_pointer.wrapping_sub(64);
+        let has_sender = word(frame_pointer.wrapping_sub(8)) == Some(sender);
+        if is_near && of_frame == Some(address) && (has_slots || has_sender) {
+            return Ok(None);
+        }
+        let record = Some(self.of.record(self.memory, &method, Some(0))?);
+        // The frame pointer is set, and the slots below it are being filled.
+        let is_set = frame_pointer == sp || is_near && frame_pointer <= sp + 72 && has_sender;
+        if is_set {
+            let mut caller = FrameRegisters::new(self.word(frame_pointer.wrapping_add(8))?);
+            caller.set(RSP, sender);
+            caller.set(RBP, self.word(frame_pointer)?);
+            return Ok(Some(frame(caller, record)));
+        }
+        // The return address is at the stack pointer, in rax, or below a word that was pushed.
+        let above = sp.wrapping_add(8);
+        let places = [word(sp), self.frame.get(RAX), word(above)];
+        let mut places = places.into_iter().flatten();
+        let Some(address) = places.find(|address| self.of.cache.contains(*address)) else {
+            return Ok(None);
+        };
+        let mut caller = FrameRegisters::new(address);
+        caller.set(RSP, sender.max(above));
+        caller.set(RBP, frame_pointer);
+        Ok(Some(frame(caller, record)))
+    }
+}
+
+impl HotSpotCode {
+    fn record(
+        &self,
+        memory: &dyn Memory,
+        method: &Method,
+        position: Option<u16>,
+    ) -> Result<Record, GeneratedEnd> {
+        let identity = method.identity(memory, &self.layout, self.class_number);
+        let identity = identity.map_err(|_| GeneratedEnd::Unexpected("a method has no class"))?;
+        Ok(Record::Interpreted {
+            method: method.address,
+            identity,
+            position: position.filter(|_| !method.is_native),
+        })
+    }
+}
