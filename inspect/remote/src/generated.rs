@@ -1,6 +1,7 @@
 //! Stacks of code that a runtime generates while its program runs: no file has unwind tables for it.
 
 use std::fmt;
+use std::ops::Range;
 
 use crate::memory::MemoryError;
 
@@ -45,6 +46,10 @@ impl FrameRegisters {
 ///
 /// What it reads is untrusted: each step reads a bounded amount of memory.
 pub trait GeneratedCode: fmt::Debug + Send + Sync {
+    /// Returns the addresses of the code that it walks, in ascending order: at most a few ranges, which may contain memory
+    /// that is not mapped.
+    fn ranges(&self) -> Vec<Range<u64>>;
+
     /// Returns whether it walks the code at this address.
     fn covers(&self, address: u64) -> bool;
 

@@ -57,6 +57,7 @@ mod tally;
 mod user_stack;
 mod vdso;
 mod waits;
+mod walkers;
 
 pub(crate) use clock::nanoseconds;
 pub use clock::{calendar_time, monotonic};

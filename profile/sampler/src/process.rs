@@ -12,6 +12,7 @@ use crate::code::CodeMappings;
 use crate::generated::GeneratedCode;
 use crate::key_maps::KeyMaps;
 use crate::processes::ThreadNames;
+use crate::walkers::KnownWalkers;
 
 /// The time for which facts of a process are taken over when the catalog is reset: reading them takes a part of the time of
 /// a recorder that resets it often. A process may change its name.
@@ -48,6 +49,7 @@ pub(crate) struct SampledProcess {
     pub(crate) code: CodeMappings,
     pub(crate) generated: GeneratedCode,
     pub(crate) thread_names: ThreadNames,
+    pub(crate) walkers: KnownWalkers,
 }
 
 impl SampledProcess {
@@ -138,6 +140,7 @@ impl SampledProcess {
         self.code.exec(time);
         self.generated = GeneratedCode::default();
         self.thread_names = ThreadNames::default();
+        self.walkers = KnownWalkers::default();
         self.keys.clear();
     }
 

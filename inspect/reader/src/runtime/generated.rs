@@ -1,5 +1,6 @@
 //! The walkers of the code that runtimes have generated in a process.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use otelctx_remote::{FrameRecord, GeneratedCode, Target};
@@ -33,6 +34,15 @@ impl GeneratedWalkers {
     #[must_use]
     pub fn walkers(&self) -> &[Arc<dyn GeneratedCode>] {
         &self.walkers
+    }
+
+    /// Returns the addresses of the code that they walk, in ascending order.
+    #[must_use]
+    pub fn ranges(&self) -> Vec<Range<u64>> {
+        let ranges = self.walkers.iter().flat_map(|walker| walker.ranges());
+        let mut ranges: Vec<_> = ranges.filter(|range| !range.is_empty()).collect();
+        ranges.sort_unstable_by_key(|range| range.start);
+        ranges
     }
 
     /// Returns true if one of them walks the code at an address.

@@ -1,6 +1,7 @@
 //! The memory with all code that HotSpot has generated: heaps of code blobs.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Mutex;
 
 use otelctx_reader::remote::{GeneratedEnd, Memory, MemoryError};
@@ -33,7 +34,11 @@ pub(crate) struct Heap {
 
 impl Heap {
     fn contains(&self, address: u64) -> bool {
-        (self.start..self.end).contains(&address)
+        self.range().contains(&address)
+    }
+
+    pub(crate) fn range(&self) -> Range<u64> {
+        self.start..self.end
     }
 }
 

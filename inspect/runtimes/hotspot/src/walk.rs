@@ -7,13 +7,14 @@
 mod code;
 mod interpreted;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use otelctx_reader::remote::{
     FrameRecord, FrameRegisters, GeneratedCode, GeneratedEnd, GeneratedFrame, Memory,
 };
 
-use crate::code_cache::{Blob, CodeCache, Kind};
+use crate::code_cache::{Blob, CodeCache, Heap, Kind};
 use crate::layout::Layout;
 use crate::record::Record;
 pub(crate) use interpreted::Codelets;
@@ -55,6 +56,12 @@ struct Step<'s> {
 }
 
 impl GeneratedCode for HotSpotCode {
+    fn ranges(&self) -> Vec<Range<u64>> {
+        let mut ranges: Vec<_> = self.cache.heaps.iter().map(Heap::range).collect();
+        ranges.sort_unstable_by_key(|range| range.start);
+        ranges
+    }
+
     fn covers(&self, address: u64) -> bool {
         self.cache.contains(address)
     }

@@ -23,6 +23,7 @@ use otelctx_track::schedule::Backoff;
 
 use crate::monotonic;
 use crate::second_walk::{Content, CopiedStack, Place};
+use crate::walkers::LiveWalkers;
 pub(crate) use copies::Copies;
 pub(crate) use modules::Modules;
 use ranges::Ranges;
@@ -78,6 +79,8 @@ pub(crate) struct CodeMappings {
     has_generated: bool,
     /// More of it, or a file that announces it, was mapped since [`Self::take_new_generated`].
     has_new_generated: bool,
+    /// Number of times that more of it was mapped.
+    pub(crate) generated_changes: u64,
     copies: Copies,
     /// The fork that this process started by, until its mappings are inherited.
     parent: Option<Fork>,
@@ -114,6 +117,7 @@ impl Default for CodeMappings {
             next: VecDeque::new(),
             has_generated: false,
             has_new_generated: false,
+            generated_changes: 0,
             copies: Copies::default(),
             parent: None,
             is_reported: false,
@@ -241,6 +245,7 @@ impl CodeMappings {
         self.ranges.add(new.start, new.end);
         let is_generated = is_generated(&new.module);
         self.has_generated |= is_generated;
+        self.generated_changes += u64::from(is_generated);
         self.has_new_generated |= is_generated || is_jit_dump(&new.module);
         self.mappings.push(new);
         Added::Yes
@@ -479,13 +484,15 @@ impl CodeMappings {
         copied: &CopiedStack,
         time: u64,
         process: Option<&remote::Process>,
+        walkers: Option<&LiveWalkers>,
         modules: &mut Modules,
     ) -> Option<Vec<Place>> {
         let address = copied.registers.instruction_pointer();
-        if let Some(process) = process.filter(|_| !self.contain(address)) {
+        let is_walked = |address| walkers.is_some_and(|it| it.walkers.cover(address));
+        if let Some(process) = process.filter(|_| !self.contain(address) && !is_walked(address)) {
             self.read_if_due(process, modules);
         }
-        if !self.contain(address) || self.mappings.len() > MAX_SEARCHED {
+        if !self.contain(address) && !is_walked(address) || self.mappings.len() > MAX_SEARCHED {
             return None;
         }
         let mut found: BTreeMap<u64, &Mapped> = BTreeMap::new();
@@ -494,7 +501,7 @@ impl CodeMappings {
             for address in [word, word.wrapping_sub(1)] {
                 let last = found.range(..=address).next_back();
                 let is_known = last.is_some_and(|(_, mapped)| address < mapped.end);
-                if !is_known && self.contain(address) {
+                if !is_known && self.contain(address) && !is_walked(address) {
                     let contains = |it: &&Mapped| (it.start..it.end).contains(&address);
                     let mut mappings = self.mappings.iter().filter(|it| it.since <= time);
                     let mapped = mappings.rfind(contains);

@@ -98,6 +98,8 @@ impl Decoder<'_> {
         let mut stack_end = user_end.map(|end| self.explain_end(head, end));
         if let Some(end) = self.walk_again(head) {
             stack_end = Some(end);
+        } else if self.cut_generated(pid) {
+            stack_end = stack_end.map(|_| StackEnd::GeneratedCode);
         }
         let counts = &mut self.processes.tally.counts;
         counts.incomplete_steps += u64::from(steps.is_incomplete);
@@ -169,6 +171,22 @@ impl Decoder<'_> {
         self.stacks.user.clear();
         self.stacks.user.extend_from_slice(&walked.frames);
         Some(walked.end)
+    }
+
+    /// Cuts a stack at its first frame in generated code that only its runtime can walk. Returns true if there is one.
+    fn cut_generated(&mut self, pid: i32) -> bool {
+        let Some(walkers) = self.processes.walkers(pid) else {
+            return false;
+        };
+        let is_walked = |frame: &Frame| {
+            let address = frame.lookup_address();
+            address.is_some_and(|address| walkers.walkers.cover(address))
+        };
+        let first = self.stacks.user.iter().position(is_walked);
+        self.stacks
+            .user
+            .truncate(first.map_or(usize::MAX, |it| it + 1));
+        first.is_some()
     }
 
     /// Determines why a user stack ended, and cuts it where its frames are uncertain.

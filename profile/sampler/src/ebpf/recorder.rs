@@ -213,6 +213,7 @@ impl Recorder {
     /// Updates the program's data about a process: where its threads keep their contexts, and the
     /// configurations of its steps.
     fn configure(&mut self, pid: i32) {
+        self.note_walkers(pid);
         let Some(tracked) = self.processes.get_mut(pid) else {
             return;
         };
@@ -256,6 +257,14 @@ impl Recorder {
                 self.loaded.targets.insert(pid as u32, Target::default());
             }
             self.processes.following.tracker.request_now(pid);
+        }
+    }
+
+    /// Passes on which code runtimes of a process walk: its stacks are copied.
+    fn note_walkers(&mut self, pid: i32) {
+        if let Some(walkers) = self.processes.walkers(pid) {
+            let ranges = walkers.walkers.ranges();
+            self.loaded.unwinding.set_walked(pid, ranges);
         }
     }
 

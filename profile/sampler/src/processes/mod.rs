@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use otelctx_reader as reader;
 use otelctx_sample::{
-    Catalog, Counts, Event, Found, ModuleFiles, ProcessId, ReadStep, Sample, StackEnd,
+    Catalog, Counts, Event, Found, Frame, ModuleFiles, ProcessId, ReadStep, Sample, StackEnd,
 };
 use otelctx_track::schedule::wait_after;
 use otelctx_track::{ThreadStatus, Tracked, TrackedProcess};
@@ -26,6 +26,7 @@ use crate::observation::Observation;
 use crate::process::SampledProcess;
 use crate::second_walk::{CopiedStack, KnownWalks, SecondWalk, Walked};
 use crate::tally::{Tally, last_module};
+use crate::walkers::LiveWalkers;
 use crate::{Options, Targets, monotonic};
 pub(crate) use following::Changes;
 use following::Following;
@@ -296,10 +297,14 @@ impl Processes {
         let begun = Instant::now();
         self.track_untracked(pid);
         let Tracked { process, data } = self.following.tracker.get_or_add(pid);
+        let walkers = data.walkers.get(process, data.code.generated_changes);
+        let walkers = walkers.cloned();
+        let live = walkers.as_deref();
         let running = process.reader().and_then(|it| it.running().ok());
-        let places = data.code.places(&copied, time, running, &mut self.modules);
+        let modules = &mut self.modules;
+        let places = data.code.places(&copied, time, running, live, modules);
         walker(self).count(begun);
-        let walked = walker(self).walk(copied.clone(), places?)?;
+        let walked = walker(self).walk(copied.clone(), places?, walkers.clone())?;
         // Where no reports come, the mappings may be older than the sample.
         let Tracked { process, data } = self.following.tracker.get_or_add(pid);
         let running = process.reader().and_then(|it| it.running().ok());
@@ -309,8 +314,15 @@ impl Processes {
         }
         let places = data
             .code
-            .places(&copied, time, running, &mut self.modules)?;
-        walker(self).walk(copied, places)
+            .places(&copied, time, running, live, &mut self.modules)?;
+        walker(self).walk(copied, places, walkers)
+    }
+
+    /// Returns the walkers of the code that runtimes of a process have generated.
+    pub(crate) fn walkers(&mut self, pid: i32) -> Option<Arc<LiveWalkers>> {
+        let Tracked { process, data } = self.following.tracker.get_mut(pid)?;
+        let walkers = data.walkers.get(process, data.code.generated_changes);
+        walkers.cloned()
     }
 
     /// Tracks a process whose mappings are kept.
@@ -423,6 +435,9 @@ impl Processes {
             u64::from(seen.is_early && runtimes::have_step(&tracked.process));
         runtimes::count_unreadable(&tracked.process, &seen.runtimes, tally);
         let native = context::found(tracked, seen.context, &mut tally.counts, catalog);
+        let is_unnamed = |it: &&Frame| matches!(it, Frame::Named(named) if named.is_unnamed());
+        let unnamed = seen.user_stack.iter().filter(is_unnamed);
+        tally.counts.unnamed_functions += unnamed.count() as u64;
         let named = generated::name(&mut self.following.tracker, seen, tally);
         let mut stack = named.as_deref().unwrap_or(seen.user_stack);
         let mut stack_end = seen.stack_end;

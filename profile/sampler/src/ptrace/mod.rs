@@ -181,6 +181,7 @@ impl Recorder {
             serial,
             variables,
             runtimes,
+            walkers: self.processes.walkers(pid),
         };
         self.shared
             .configurations()

@@ -1,11 +1,14 @@
 //! The stack of a stopped thread.
 
+use std::sync::Arc;
+
 use otelctx_reader::remote::{Memory, Stopped};
 use otelctx_sample::{Frame, StackEnd};
-use otelctx_unwind::{CodeMap, Registers};
+use otelctx_unwind::{CodeMap, Registers, walk_generated};
 
 use crate::second_walk::CopiedStack;
 use crate::user_stack;
+use crate::walkers::LiveWalkers;
 
 /// Maximum number of frames that are kept of a stack walked by frame pointers, as by the kernel
 /// (`kernel.perf_event_max_stack`).
@@ -27,6 +30,7 @@ pub(super) fn walk(
     stopped: &Stopped,
     memory: &dyn Memory,
     code: Option<&CodeMap>,
+    walkers: Option<&LiveWalkers>,
     may_copy: bool,
 ) -> Stack {
     let Some(registers) = Registers::of_stopped(stopped.registers()) else {
@@ -41,12 +45,16 @@ pub(super) fn walk(
         };
     };
     let (mut found, limit) = (Vec::new(), otelctx_unwind::MAX_FRAMES);
-    let end = otelctx_unwind::walk(&registers, code, memory, limit, &mut found);
+    let generated = walkers.map_or(&[][..], |it| it.walkers.walkers());
+    let end = walk_generated(&registers, code, generated, memory, limit, &mut found);
     let end = user_stack::stack_end(end);
     // The code may be newer than the code map.
     let copied = (end == StackEnd::NotExecutable).then(copy).flatten();
     Stack {
-        frames: user_stack::frames(&found),
+        frames: match walkers {
+            Some(walkers) => walkers.frames(&found),
+            None => user_stack::frames(&found, &|_, _| Arc::default()),
+        },
         end: Some(end),
         copied,
     }

@@ -17,6 +17,7 @@ use super::account::{Account, EndedThreads};
 use super::stack::{Stack, walk};
 use crate::monotonic;
 use crate::waits::read_record;
+use crate::walkers::LiveWalkers;
 
 /// The facts for reading the threads of a process, as the recorder has determined them.
 #[derive(Debug)]
@@ -25,6 +26,8 @@ pub(super) struct Configuration {
     /// `None` if the process publishes no native contexts.
     pub(super) variables: Option<ThreadVariables>,
     pub(super) runtimes: Arc<[Present]>,
+    /// Those that walk the code that they have generated.
+    pub(super) walkers: Option<Arc<LiveWalkers>>,
 }
 
 #[derive(Debug)]
@@ -226,7 +229,8 @@ impl Target {
         let time = monotonic();
         let memory = self.memory.as_ref();
         let stack = if options.user_stacks {
-            memory.map(|memory| walk(&stopped, memory, code, may_copy))
+            let walkers = configuration.and_then(|it| it.walkers.as_deref());
+            memory.map(|memory| walk(&stopped, memory, code, walkers, may_copy))
         } else {
             Some(Stack::default())
         };

@@ -18,6 +18,7 @@ use otelctx_sample::{Frame, Module, StackEnd};
 use otelctx_unwind::Registers;
 
 use crate::Options;
+use crate::walkers::LiveWalkers;
 pub(crate) use known::KnownWalks;
 
 /// Maximum size of a copied stack, in bytes (`COPIED_PAGES` in `bpf/copy.h`).
@@ -225,6 +226,7 @@ struct Request {
     number: u64,
     copied: Arc<CopiedStack>,
     places: Vec<Place>,
+    walkers: Option<Arc<LiveWalkers>>,
 }
 
 struct Answer {
@@ -296,8 +298,14 @@ impl SecondWalk {
         self.left = self.left.saturating_sub(begun.elapsed());
     }
 
-    /// Walks a copied stack. `places` are in address order. `None` where that is not possible, or takes too long.
-    pub(crate) fn walk(&mut self, copied: Arc<CopiedStack>, places: Vec<Place>) -> Option<Walked> {
+    /// Walks a copied stack. `places` are in address order; `walkers` are those of its process. `None` where that is not
+    /// possible, or takes too long.
+    pub(crate) fn walk(
+        &mut self,
+        copied: Arc<CopiedStack>,
+        places: Vec<Place>,
+        walkers: Option<Arc<LiveWalkers>>,
+    ) -> Option<Walked> {
         if self.walker.is_none() {
             self.walker = start().ok();
         }
@@ -308,6 +316,7 @@ impl SecondWalk {
             number,
             copied,
             places,
+            walkers,
         };
         requests.try_send(request).ok()?;
         let begun = Instant::now();

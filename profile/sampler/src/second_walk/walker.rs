@@ -13,9 +13,11 @@ use otelctx_reader::remote::{FileBytes, Memory, MemoryError, module};
 use otelctx_sample::{Module, StackEnd};
 use otelctx_unwind::{
     CodeMap, CodeMapping, Dictionary, Error, FileRules, MAX_FRAMES, MAX_RULES, MakeRules,
+    walk_generated,
 };
 
 use super::{Answer, Content, CopiedStack, Place, Request, Walked};
+use crate::walkers::LiveWalkers;
 use crate::{user_stack, vdso};
 
 /// Maximum number of files whose tables are kept.
@@ -36,7 +38,7 @@ pub(super) fn run(requests: &Receiver<Request>, answers: &Sender<Answer>) {
     loop {
         match requests.recv_timeout(MAX_REST) {
             Ok(request) => {
-                let walked = walker.walk(&request.copied, &request.places);
+                let walked = walker.walk(&request);
                 let number = request.number;
                 if answers.send(Answer { number, walked }).is_err() {
                     break;
@@ -77,7 +79,9 @@ impl From<Result<FileRules, Error>> for Known {
 }
 
 impl Walker {
-    fn walk(&mut self, copied: &CopiedStack, places: &[Place]) -> Option<Walked> {
+    fn walk(&mut self, request: &Request) -> Option<Walked> {
+        let (copied, places) = (&*request.copied, &request.places[..]);
+        let walkers = request.walkers.as_deref();
         if !self.has_room() || self.dictionary.len() >= MANY_RULES {
             *self = Self::default();
         }
@@ -108,10 +112,20 @@ impl Walker {
         let memory = CopiedMemory {
             copied,
             places,
+            live: walkers,
             stack_words: RefCell::new(Some(Vec::new())),
         };
         let mut found = Vec::new();
-        let end = otelctx_unwind::walk(&copied.registers, &code, &memory, MAX_FRAMES, &mut found);
+        let generated = walkers.map_or(&[][..], |it| it.walkers.walkers());
+        let limit = MAX_FRAMES;
+        let end = walk_generated(
+            &copied.registers,
+            &code,
+            generated,
+            &memory,
+            limit,
+            &mut found,
+        );
         let is_unknown = |frame: &otelctx_unwind::Frame| {
             let called = frame.address.wrapping_sub(frame.is_caller.into());
             let mut unknown = unknown.iter();
@@ -119,7 +133,13 @@ impl Walker {
         };
         let end = user_stack::stack_end(end);
         // Else it is longer than the copy, or goes on on another stack.
-        let is_usable = (end != StackEnd::Unreadable || copied.may_be_cut)
+        let is_walked = |frame: &otelctx_unwind::Frame| {
+            let called = frame.address.wrapping_sub(frame.is_caller.into());
+            walkers.is_some_and(|it| it.walkers.cover(called))
+        };
+        // The program's own walk is not better than one that ends in generated code.
+        let has_generated = found.iter().any(is_walked);
+        let is_usable = (end != StackEnd::Unreadable || copied.may_be_cut || has_generated)
             && self.dictionary.len() < MAX_RULES
             && !found.iter().any(is_unknown);
         // Generated code may be other code the next time.
@@ -130,10 +150,13 @@ impl Walker {
                 .filter(|it| (it.range.0..it.range.1).contains(&called));
             at.any(|it| matches!(it.content, Content::Generated))
         };
-        let is_in_files = !found.iter().any(is_generated);
+        let is_in_files = !found.iter().any(is_generated) && !has_generated;
         let stack_words = memory.stack_words.into_inner();
         is_usable.then(|| Walked {
-            frames: user_stack::frames(&found).into(),
+            frames: match walkers {
+                Some(walkers) => walkers.frames(&found).into(),
+                None => user_stack::frames(&found, &|_, _| Arc::default()).into(),
+            },
             end,
             stack_words: stack_words.filter(|_| is_in_files),
         })
@@ -188,6 +211,8 @@ impl Walker {
 struct CopiedMemory<'c> {
     copied: &'c CopiedStack,
     places: &'c [Place],
+    /// The process as it is now, for the data of runtimes.
+    live: Option<&'c LiveWalkers>,
     /// The words of the stack that were read. `None` if anything else was read of it.
     stack_words: RefCell<Option<Vec<(u64, u64)>>>,
 }
@@ -214,16 +239,19 @@ impl Memory for CopiedMemory<'_> {
         }
         let behind = self.places.partition_point(|it| it.range.0 <= address);
         let place = behind.checked_sub(1).map(|at| &self.places[at]);
-        let Some(place) = place else {
-            return copied;
-        };
         let end = address.checked_add(buffer.len() as u64);
-        if let Content::File(_, file) = &place.content
+        if let Some(place) = place
+            && let Content::File(_, file) = &place.content
             && end.is_some_and(|end| end <= place.range.1)
             && let Some(at) = place.offset.checked_add(address - place.range.0)
         {
             return file.read_exact_at(buffer, at).or(copied);
         }
-        copied
+        // The stack has gone on since it was copied.
+        let is_beyond = is_on_stack || end.is_some_and(|it| address < start && start < it);
+        match self.live.filter(|_| !is_beyond) {
+            Some(live) => live.read(address, buffer),
+            None => copied,
+        }
     }
 }

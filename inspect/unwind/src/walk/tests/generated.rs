@@ -8,6 +8,10 @@ use super::*;
 struct Walker;
 
 impl GeneratedCode for Walker {
+    fn ranges(&self) -> Vec<std::ops::Range<u64>> {
+        std::iter::once(CODE + 0x100..CODE + 0x400).collect()
+    }
+
     fn covers(&self, address: u64) -> bool {
         (CODE + 0x100..CODE + 0x400).contains(&address)
     }

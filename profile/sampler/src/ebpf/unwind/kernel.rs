@@ -19,7 +19,7 @@ use super::super::shared::{Shared, member};
 use super::ProcessMappings;
 use super::abi::{Code, CodeList, MAX_CODE, MAX_KEPT_SHARDS, MAX_SHARDS, ProcessCode};
 use super::code_file::CodeFile;
-use super::mappings::Mapping;
+use super::mappings::{Mapping, with_walked};
 use super::pool::Pool;
 use super::store::{PlacedRows, Store};
 use super::worker::{Answer, MAX_REQUESTS, Request, Worker};
@@ -257,7 +257,8 @@ impl Kernel {
             start: self.serial,
             ..Code::default()
         };
-        let mappings = process.mappings.iter().map(Mapping::code);
+        let mappings = process.mappings.iter().map(Mapping::code).collect();
+        let mappings = with_walked(mappings, &process.walked);
         let list: Vec<Code> = std::iter::once(head).chain(mappings).collect();
         let Some(first) = self.pool.take(list.len() as u32, now) else {
             // The former list may give this one its room, before the next attempt.

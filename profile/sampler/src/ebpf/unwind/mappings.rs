@@ -1,6 +1,6 @@
 //! The executable mappings of a process, as many as the program can have of one.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use otelctx_reader::remote::mappings::ExecutableMapping;
@@ -8,6 +8,9 @@ use otelctx_reader::remote::mappings::ExecutableMapping;
 use super::abi::{AWAITS_ROWS, Code, MAX_MAPPINGS};
 use super::code_file::CodeFile;
 use super::store::PlacedRows;
+
+/// Maximum number of ranges that runtimes walk. The program searches twice as many entries as there may be mappings.
+const MAX_WALKED: usize = 64;
 
 /// One mapping, or neighbours that count as one.
 #[derive(Clone)]
@@ -75,6 +78,39 @@ impl Mapping {
         self.range.1 = next.range.1;
         true
     }
+}
+
+/// Adds the addresses of code that runtimes walk to the entries of a process's mappings, which are in address order. Entries of
+/// mappings keep the parts beside them.
+pub(super) fn with_walked(mappings: Vec<Code>, walked: &[Range<u64>]) -> Vec<Code> {
+    if walked.is_empty() {
+        return mappings;
+    }
+    let mut list = Vec::with_capacity(mappings.len() + 2 * walked.len());
+    for code in mappings {
+        let mut start = code.start;
+        let overlapping = walked
+            .iter()
+            .filter(|it| it.start < code.end && code.start < it.end);
+        for range in overlapping {
+            if start < range.start {
+                let end = range.start;
+                list.push(Code { start, end, ..code });
+            }
+            start = start.max(range.end);
+        }
+        if start < code.end {
+            list.push(Code { start, ..code });
+        }
+    }
+    list.extend(walked.iter().take(MAX_WALKED).map(|range| Code {
+        start: range.start,
+        end: range.end,
+        page: AWAITS_ROWS,
+        ..Code::default()
+    }));
+    list.sort_unstable_by_key(|code| code.start);
+    list
 }
 
 /// The kinds of mappings that were dropped, because the program has no room for them.

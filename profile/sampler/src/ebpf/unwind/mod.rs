@@ -11,7 +11,7 @@ mod store;
 mod worker;
 
 use std::collections::{HashMap, HashSet};
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -56,6 +56,8 @@ struct ProcessMappings {
     copies: Copies,
     /// The process's entries in the program's list.
     placed: PlacedCode,
+    /// Addresses of code that runtimes walk, in ascending order: its stacks are copied.
+    walked: Vec<Range<u64>>,
     /// There was no room in the program's list for the newest mappings.
     lacks_room: bool,
     /// Mappings beyond the maximum for one process.
@@ -70,6 +72,7 @@ impl ProcessMappings {
             is_stale: false,
             copies: Copies::default(),
             placed: PlacedCode::default(),
+            walked: Vec::new(),
             lacks_room: false,
             dropped: Dropped::default(),
         }
@@ -174,6 +177,19 @@ impl Unwinding {
         entry.reads.done(end, end - now, changed);
     }
 
+    /// Sets the addresses of code that runtimes of a process walk, in ascending order.
+    pub(super) fn set_walked(&mut self, pid: i32, walked: Vec<Range<u64>>) {
+        let entry = self.processes.entry(pid);
+        let entry = entry.or_insert_with(|| ProcessMappings::new(Instant::now()));
+        if entry.walked == walked {
+            return;
+        }
+        entry.walked = walked;
+        if let Some(kernel) = &mut self.kernel {
+            kernel.place(pid, entry);
+        }
+    }
+
     /// Applies a report of the kernel. A child has the mappings of its parent.
     pub(super) fn note(&mut self, report: &Report) {
         match report.change {
@@ -190,6 +206,7 @@ impl Unwinding {
                 };
                 let mut child = ProcessMappings::new(Instant::now());
                 child.mappings.clone_from(&process.mappings);
+                child.walked.clone_from(&process.walked);
                 child.is_stale = process.is_stale;
                 child.copies = process.copies;
                 child.dropped = process.dropped;

@@ -1,0 +1,97 @@
+//! The runtimes of a sampled process that walk the code that they have generated.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use otelctx_reader::remote::{LiveProcess, Memory, MemoryError, Process, ProcessMemory};
+use otelctx_reader::runtime::{GeneratedWalkers, Present};
+use otelctx_sample::Frame;
+use otelctx_track::TrackedProcess;
+
+use crate::user_stack;
+
+/// How long to wait until runtimes are asked again whether they have generated code.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// The walkers of a process, and its memory.
+#[derive(Debug)]
+pub(crate) struct LiveWalkers {
+    pub(crate) walkers: GeneratedWalkers,
+    process: Process,
+    memory: ProcessMemory,
+}
+
+impl LiveWalkers {
+    /// `None` if no runtime has generated code, or the process cannot be read.
+    pub(crate) fn of(pid: i32, runtimes: &[Present]) -> Option<Arc<Self>> {
+        if runtimes.is_empty() {
+            return None;
+        }
+        let process = Process::open(pid).ok()?;
+        let memory = process.memory().ok()?;
+        let walkers = GeneratedWalkers::of(runtimes, &LiveProcess::new(&process, &memory));
+        (!walkers.walkers().is_empty()).then(|| {
+            Arc::new(Self {
+                walkers,
+                process,
+                memory,
+            })
+        })
+    }
+
+    /// Converts the frames of a walk, innermost first. Those in generated code have their functions.
+    pub(crate) fn frames(&self, found: &[otelctx_unwind::Frame]) -> Vec<Frame> {
+        let target = LiveProcess::new(&self.process, &self.memory);
+        user_stack::frames(found, &|address, found| {
+            let (walker, record) = (found.walker, &found.record);
+            self.walkers.frames(&target, walker, address, record)
+        })
+    }
+}
+
+impl Memory for LiveWalkers {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        self.memory.read(address, buffer)
+    }
+}
+
+/// The newest walkers of a process.
+#[derive(Debug)]
+pub(crate) struct KnownWalkers {
+    live: Option<Arc<LiveWalkers>>,
+    /// The runtimes that were asked, and the number of changes to the process's executable memory then.
+    runtimes: Arc<[Present]>,
+    changes: u64,
+    next: Instant,
+}
+
+impl Default for KnownWalkers {
+    fn default() -> Self {
+        Self {
+            live: None,
+            runtimes: Arc::default(),
+            changes: 0,
+            next: Instant::now(),
+        }
+    }
+}
+
+impl KnownWalkers {
+    /// Returns the walkers of a process. Asks its runtimes again if these, or its executable memory, have changed.
+    pub(crate) fn get(
+        &mut self,
+        process: &TrackedProcess,
+        changes: u64,
+    ) -> Option<&Arc<LiveWalkers>> {
+        let runtimes = process.runtimes();
+        let now = Instant::now();
+        let is_new = !Arc::ptr_eq(&self.runtimes, runtimes);
+        if is_new || self.changes != changes && now >= self.next {
+            self.live = LiveWalkers::of(process.pid(), runtimes);
+            self.runtimes = runtimes.clone();
+            self.changes = changes;
+            self.next = now + INTERVAL;
+        }
+        self.live.as_ref()
+    }
+}
