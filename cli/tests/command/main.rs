@@ -20,6 +20,7 @@ mod go_profiles;
 mod haskell;
 mod hidden;
 mod hostile;
+mod java;
 mod keep;
 mod killed;
 mod lower_stacks;

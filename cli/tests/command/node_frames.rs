@@ -68,7 +68,7 @@ impl Drop for Program {
 }
 
 /// A frame's function, source file (empty if it has none) and line.
-type Shown = (String, String, i64);
+pub(crate) type Shown = (String, String, i64);
 
 /// Returns the calls of a stack to compare: functions in JavaScript, and those of [`NATIVE`].
 fn calls_of(stack: &[Shown]) -> Vec<String> {
@@ -86,7 +86,7 @@ fn calls_of(stack: &[Shown]) -> Vec<String> {
 }
 
 /// The stacks of all samples of the thread with this name.
-fn stacks(data: &ProfilesData, thread: &str) -> Vec<Vec<Shown>> {
+pub(crate) fn stacks(data: &ProfilesData, thread: &str) -> Vec<Vec<Shown>> {
     let dictionary = data.dictionary.as_ref().unwrap();
     let text = |index: i32| dictionary.string_table[index as usize].clone();
     let is_of_thread = |attributes: &[i32]| {

@@ -204,7 +204,9 @@ impl Walk<'_> {
             ..*registers
         };
         caller.frame.instruction_pointer &= registers.architecture.address_mask;
-        if caller.stack_pointer() <= registers.stack_pointer() {
+        // Code that has taken its return address from the stack leaves the stack pointer where its caller has it.
+        let (from, to) = (registers.stack_pointer(), caller.stack_pointer());
+        if to < from || to == from && !is_innermost {
             return Err(StackEnd::NotGrowing);
         }
         Ok((caller, found.record))

@@ -130,6 +130,10 @@ static __always_inline void copy_stack(void *context, struct task_struct *task, 
     __u64 start = memory ? BPF_CORE_READ(memory, start_stack) : 0;
     if (start > sp && start < to)
         to = start;
+    /* What is above another thread's stack is what the C library keeps of it. */
+    __u64 pointer = OF_TASK(task, THREAD_POINTER);
+    if (pointer > sp && pointer < to)
+        to = pointer;
     if (has_loops)
         copy_pages(number, sp - BELOW_STACK, to);
     else

@@ -99,7 +99,7 @@ impl Decoder<'_> {
         if let Some(end) = self.walk_again(head) {
             stack_end = Some(end);
         } else if self.cut_generated(pid) {
-            stack_end = stack_end.map(|_| StackEnd::GeneratedCode);
+            stack_end = stack_end.map(|_| StackEnd::TablesNotReady);
         }
         let counts = &mut self.processes.tally.counts;
         counts.incomplete_steps += u64::from(steps.is_incomplete);

@@ -127,6 +127,58 @@ fn returns(code: &[u8]) -> bool {
     )
 }
 
+/// What is left to do of code that returns to an address which it takes from the stack into a register: the interpreter's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Return {
+    /// The address is still on the stack.
+    pub(super) is_on_stack: bool,
+    /// The register that the address is in, or will be.
+    pub(super) address: u8,
+    /// The register with the caller's stack pointer, if that is not set yet.
+    pub(super) stack_pointer: Option<u8>,
+}
+
+/// Recognizes `pop REGISTER; mov REGISTER, %rsp; jmp REGISTER`, from any of the three on. `None` for other code.
+pub(super) fn interpreter_returns(code: &[u8]) -> Option<Return> {
+    let (popped, rest) = match code {
+        [0x41, pop @ 0x58..=0x5f, rest @ ..] => (Some(8 + (pop & 7)), rest),
+        [pop @ 0x58..=0x5f, rest @ ..] => (Some(pop & 7), rest),
+        rest => (None, rest),
+    };
+    // Both encodings.
+    let (moved, rest) = match rest {
+        [0x48, 0x8b, mode @ 0xe0..=0xe7, rest @ ..] => (Some(mode & 7), rest),
+        [0x49, 0x8b, mode @ 0xe0..=0xe7, rest @ ..] => (Some(8 + (mode & 7)), rest),
+        [0x48, 0x89, mode, rest @ ..] if mode & 0xc7 == 0xc4 => (Some(mode >> 3 & 7), rest),
+        [0x4c, 0x89, mode, rest @ ..] if mode & 0xc7 == 0xc4 => (Some(8 + (mode >> 3 & 7)), rest),
+        rest => (None, rest),
+    };
+    let target = match rest {
+        [0x41, 0xff, mode @ 0xe0..=0xe7, ..] => Some(8 + (mode & 7)),
+        [0xff, mode @ 0xe0..=0xe7, ..] => Some(mode & 7),
+        _ => None,
+    };
+    let address = match (popped, moved, target) {
+        (Some(popped), Some(_), Some(target)) if popped == target => target,
+        // Code may do something else before it jumps.
+        (Some(popped), Some(_), None) => popped,
+        (None, _, Some(target)) => target,
+        _ => return None,
+    };
+    Some(Return {
+        is_on_stack: popped.is_some(),
+        address: dwarf(address),
+        stack_pointer: moved.map(dwarf),
+    })
+}
+
+/// DWARF's number of a register with this number in instructions (System V ABI, AMD64 supplement, figure 3.36).
+fn dwarf(register: u8) -> u8 {
+    const NUMBERS: [u8; 8] = [0, 2, 1, 3, 7, 6, 4, 5];
+    let number = NUMBERS.get(usize::from(register));
+    number.copied().unwrap_or(register)
+}
+
 /// Returns whether code is that of a return's safepoint, which is apart: the frame has been removed.
 pub(super) fn is_poll(code: &[u8]) -> bool {
     // lea N(%rip), %r10; mov %r10, N(%r15); jmp

@@ -2,7 +2,7 @@
 
 use otelctx_reader::remote::{FrameRegisters, GeneratedEnd, GeneratedFrame, Memory, MemoryError};
 
-use super::{HotSpotCode, R13, RAX, RBP, RBX, RSP, Step, frame};
+use super::{HotSpotCode, R13, RAX, RBP, RBX, RSP, Step, code, frame};
 use crate::layout::{Interpreter, read_int};
 use crate::method::Method;
 use crate::record::Record;
@@ -64,6 +64,47 @@ impl Step<'_> {
         {
             return Ok(found);
         }
+        let interrupted = self.is_innermost.then(|| self.code_at(self.pc));
+        let returns = interrupted.and_then(|code| code::interpreter_returns(&code));
+        if let Some(found) = returns.filter(|it| it.stack_pointer.is_some())
+            && let Some(caller) = self.left_method(found)?
+        {
+            return Ok(frame(caller, None));
+        }
+        let found = self.method_frame();
+        if found.is_err()
+            && let Some(returns) = returns
+            && let Some(caller) = self.left_method(returns)?
+        {
+            return Ok(frame(caller, None));
+        }
+        found
+    }
+
+    /// The caller of a method whose frame has been removed, which is about to return. `None` if it is not.
+    fn left_method(&self, returns: code::Return) -> Result<Option<FrameRegisters>, GeneratedEnd> {
+        let address = match returns.is_on_stack {
+            true => Some(self.word(self.sp)?),
+            false => self.frame.get(returns.address),
+        };
+        let sp = match returns.stack_pointer {
+            Some(register) => self.frame.get(register),
+            None => Some(self.sp),
+        };
+        let Some((address, sp)) = address.zip(sp) else {
+            return Ok(None);
+        };
+        if !self.of.cache.contains(address) || sp < self.sp {
+            return Ok(None);
+        }
+        let mut caller = FrameRegisters::new(address);
+        caller.set(RSP, sp);
+        caller.set(RBP, self.frame_pointer()?);
+        Ok(Some(caller))
+    }
+
+    /// The caller of a method whose frame is complete.
+    fn method_frame(&self) -> Result<GeneratedFrame, GeneratedEnd> {
         let frame_pointer = self.frame_pointer()?;
         let most = self.sp.saturating_add(MAX_FRAME);
         if !(self.sp..most).contains(&frame_pointer) || frame_pointer % 8 != 0 {
@@ -103,15 +144,25 @@ impl Step<'_> {
         let is_near = (sp..sp.saturating_add(MAX_NEW_FRAME)).contains(&frame_pointer);
         let of_frame = word(frame_pointer.wrapping_add_signed(8 * METHOD));
         let has_slots = sp <= frame_pointer.wrapping_sub(64);
-        let has_sender = word(frame_pointer.wrapping_sub(8)) == Some(sender);
+        // The first slot is filled at once; the register gets another value soon.
+        let saved = word(frame_pointer.wrapping_sub(8));
+        let above = frame_pointer.saturating_add(16)..frame_pointer.saturating_add(MAX_FRAME);
+        let saved = saved.filter(|saved| above.contains(saved));
+        let has_sender = saved == Some(sender);
         if is_near && of_frame == Some(address) && (has_slots || has_sender) {
             return Ok(None);
         }
         let record = Some(self.of.record(self.memory, &method, Some(0))?);
         // The frame pointer is set, and the slots below it are being filled.
-        let is_set = frame_pointer == sp || is_near && frame_pointer <= sp + 72 && has_sender;
-        if is_set {
-            let mut caller = FrameRegisters::new(self.word(frame_pointer.wrapping_add(8))?);
+        let is_new = is_near && frame_pointer <= sp.saturating_add(72);
+        let returns_to = word(frame_pointer.wrapping_add(8));
+        let returns_to = returns_to.filter(|address| self.of.cache.contains(*address));
+        let set = match frame_pointer == sp {
+            true => Some(sender),
+            false => saved.filter(|_| is_new),
+        };
+        if let Some((sender, address)) = set.zip(returns_to) {
+            let mut caller = FrameRegisters::new(address);
             caller.set(RSP, sender);
             caller.set(RBP, self.word(frame_pointer)?);
             return Ok(Some(frame(caller, record)));

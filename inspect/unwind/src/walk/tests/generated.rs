@@ -100,7 +100,7 @@ fn a_walker_that_does_not_know_the_caller_ends_the_stack() {
     assert_eq!(end.to_string(), "generated code: no code here");
     let found = walked(&[0, same], same, 100);
     assert_eq!(found.1, StackEnd::NotGrowing);
-    assert_eq!(found.0.len(), 1);
+    assert_eq!(found.0.len(), 2);
     // It leads to no code.
     let found = walked(&[0, 0x1234], CODE + 0x120, 100);
     assert_eq!(found.1, StackEnd::NotExecutable(0x1234));
