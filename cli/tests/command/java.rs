@@ -5,6 +5,7 @@ use std::process::{Child, Command, Stdio};
 
 use nix::unistd::geteuid;
 use otelctx_fixtures::program_source;
+use otelctx_fixtures::tier::usual_or_all;
 use serde_json::Value;
 
 use crate::node_frames::{Shown, stacks};
@@ -117,7 +118,7 @@ fn dump_shows_the_methods_of_java_with_their_lines_in_the_order_of_their_calls()
             return;
         };
         // Each stops the thread at another instruction.
-        for _ in 0..20 {
+        for _ in 0..usual_or_all(4, 50) {
             let pid = program.pid();
             let answer = otelctx(&["dump", &pid, "--stacks", "--json", "--deadline", "60"]);
             let answer = answer.expect(0).json();

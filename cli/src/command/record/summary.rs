@@ -592,7 +592,7 @@ mod tests {
     fn incomplete_stacks_are_a_share_with_the_modules_that_they_end_in() {
         let mut counts = Counts::default();
         counts.complete_stacks = 9799;
-        counts.incomplete_stacks = [0, 0, 0, 180, 0, 0, 20, 1];
+        counts.incomplete_stacks = [0, 0, 0, 180, 0, 0, 20, 1, 0];
         let mut summary = summary(counts);
         let first = summary.text().lines().count();
         summary.incomplete_stacks = vec![
@@ -612,7 +612,7 @@ mod tests {
                  <0.1 % in unknown code (return address is not code)"
             )
         );
-        summary.counts.incomplete_stacks = [0; 8];
+        summary.counts.incomplete_stacks = [0; 9];
         assert_eq!(summary.text().lines().count(), first - 1);
     }
 
@@ -620,7 +620,7 @@ mod tests {
     fn runtimes_without_whole_stacks_or_names_have_a_hint() {
         let mut counts = Counts::default();
         counts.complete_stacks = 900;
-        counts.incomplete_stacks = [0, 0, 0, 100, 0, 0, 0, 0];
+        counts.incomplete_stacks = [0, 0, 0, 100, 0, 0, 0, 0, 0];
         let hints = |java, unnamed| {
             let mut summary = summary(counts);
             summary.unnamed = unnamed;
@@ -863,7 +863,8 @@ mod tests {
         (counts.damaged_jit_dumps, counts.unread_name_files) = (40, 41);
         (counts.stale_name_files, counts.dropped_processes) = (43, 44);
         (counts.outside_namespace, counts.unresolved_threads) = (35, 37);
-        (counts.complete_stacks, counts.incomplete_stacks) = (32, [36, 42, 45, 29, 34, 30, 31, 33]);
+        (counts.complete_stacks, counts.incomplete_stacks) =
+            (32, [36, 42, 45, 29, 34, 30, 31, 33, 48]);
         (counts.dropped_files, counts.contested_keys) = (46, 47);
         let mut summary = summary(counts);
         summary.gil = GilSamples {
@@ -898,7 +899,7 @@ mod tests {
                 "incomplete_stacks": {
                     "frame_pointers": 36, "too_many_mappings": 42, "too_many_tables": 45, "no_tables": 29,
                     "tables_not_ready": 34, "bad_tables": 30, "unreadable": 31,
-                    "not_executable": 33,
+                    "not_executable": 33, "generated_code": 48,
                 },
                 "truncated_stacks": 23, "truncated_runtime_stacks": 38, "unnamed_functions": 39,
                 "missing_stacks": 24, "incomplete_steps": 25,

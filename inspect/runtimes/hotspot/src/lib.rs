@@ -9,6 +9,8 @@ mod process;
 mod record;
 mod scopes;
 mod tables;
+#[cfg(test)]
+mod tests;
 mod walk;
 
 use std::sync::Arc;

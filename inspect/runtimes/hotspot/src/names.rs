@@ -169,3 +169,31 @@ fn lines(
     }
     Ok(lines)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::class_name;
+
+    #[test]
+    fn names_of_classes_are_those_of_each_run() {
+        for (internal, expected) in [
+            ("java/lang/String", "java.lang.String"),
+            ("shop/Cart$Item", "shop.Cart$Item"),
+            ("Cart$$Lambda$14+0x0000000800c03000", "Cart$$Lambda"),
+            (
+                "shop/Cart$$Lambda$267/0x00007f714815b000",
+                "shop.Cart$$Lambda",
+            ),
+            ("Cart$$Lambda/0x00007f714815b000", "Cart$$Lambda"),
+            (
+                "java/lang/invoke/LambdaForm$MH+0x0000000800c04400",
+                "java.lang.invoke.LambdaForm$MH",
+            ),
+            ("Cart$$Lambdas", "Cart$$Lambdas"),
+            ("[I", "[I"),
+            ("", ""),
+        ] {
+            assert_eq!(class_name(internal), expected);
+        }
+    }
+}

@@ -199,3 +199,90 @@ pub(super) fn is_behind_call(before: [u8; 8]) -> bool {
             | [.., 0xff, 0x90..=0x97, _, _, _, _]
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As C1 and C2 write them.
+    const PUSHES: [u8; 15] = [
+        0x89, 0x84, 0x24, 0, 0xc0, 0xfe, 0xff, 0x55, 0x48, 0x83, 0xec, 0x30, 0x90, 0x90, 0x90,
+    ];
+    const MOVES: [u8; 15] = [
+        0x48, 0x81, 0xec, 0x18, 0, 0, 0, 0x48, 0x89, 0x6c, 0x24, 0x10, 0x90, 0x90, 0x90,
+    ];
+
+    #[test]
+    fn a_new_frame_is_known_by_the_instructions_that_make_it() {
+        use Entered::{Complete, Nothing, Pushed, Unsaved};
+        let at = |code: &[u8], places: &[usize]| -> Vec<Entered> {
+            places.iter().map(|at| entered(code, *at)).collect()
+        };
+        let found = at(&PUSHES, &[0, 7, 8, 12, 13]);
+        assert_eq!(found, [Nothing, Nothing, Pushed, Complete, Complete]);
+        let found = at(&MOVES, &[0, 7, 12, 13]);
+        assert_eq!(found, [Nothing, Unsaved, Complete, Complete]);
+        // Something else, and code that ends in the middle.
+        assert_eq!(entered(&[0x90; 8], 4), Nothing);
+        for length in 0..PUSHES.len() {
+            entered(&PUSHES[..length], 14);
+            entered(&MOVES[..length], 14);
+        }
+    }
+
+    #[test]
+    fn a_removed_frame_is_known_by_the_instructions_that_return() {
+        let pop_and_poll = [
+            0x5d, 0x49, 0x3b, 0xa7, 0x40, 3, 0, 0, 0x0f, 0x87, 1, 0, 0, 0, 0xc3,
+        ];
+        assert_eq!(left(&pop_and_poll), Some(Left::FramePointer));
+        assert_eq!(left(&pop_and_poll[1..]), Some(Left::Everything));
+        assert_eq!(left(&[0xc3]), Some(Left::Everything));
+        assert_eq!(left(&[0x5d, 0xc3]), Some(Left::FramePointer));
+        assert_eq!(left(&[0xc5, 0xf8, 0x77, 0xc3]), Some(Left::Everything));
+        // JDK 11: mov 0x108(%r15), %r10; test %eax, (%r10); ret
+        let poll = [0x4d, 0x8b, 0x97, 8, 1, 0, 0, 0x41, 0x85, 0x02, 0xc3];
+        assert_eq!(left(&poll), Some(Left::Everything));
+        for code in [&[0x5d, 0x90][..], &[0x90], &[], &[0x5d], &pop_and_poll[..8]] {
+            assert_eq!(left(code), None, "{code:x?}");
+        }
+    }
+
+    #[test]
+    fn the_interpreter_returns_by_a_register() {
+        // pop %r13; mov %rbx, %rsp; jmp *%r13
+        let code = [0x41, 0x5d, 0x48, 0x8b, 0xe3, 0x41, 0xff, 0xe5];
+        let expected = |is_on_stack, stack_pointer| {
+            Some(Return {
+                is_on_stack,
+                address: 13,
+                stack_pointer,
+            })
+        };
+        assert_eq!(interpreter_returns(&code), expected(true, Some(3)));
+        assert_eq!(interpreter_returns(&code[2..]), expected(false, Some(3)));
+        assert_eq!(interpreter_returns(&code[5..]), expected(false, None));
+        // mov %r13, %rsp: the other encoding; then another register than the popped one.
+        let other = [0x5f, 0x4c, 0x89, 0xec, 0xff, 0xe0];
+        assert_eq!(interpreter_returns(&other), None);
+        let rdi = [0x5f, 0x4c, 0x89, 0xec, 0xff, 0xe7];
+        let found = interpreter_returns(&rdi).map(|it| (it.address, it.stack_pointer));
+        assert_eq!(found, Some((5, Some(13))));
+        // A jump through memory dispatches the next bytecode.
+        assert_eq!(interpreter_returns(&[0x41, 0xff, 0x24, 0xda]), None);
+        assert_eq!(interpreter_returns(&[0x5b, 0x90]), None);
+    }
+
+    #[test]
+    fn calls_are_known_by_their_last_bytes() {
+        for call in [
+            [0, 0, 0, 0xe8, 1, 2, 3, 4],
+            [0, 0, 0, 0, 0, 0x41, 0xff, 0xd2],
+            [0, 0, 0, 0, 0, 0xff, 0x50, 8],
+            [0, 0, 0xff, 0x90, 1, 2, 3, 4],
+        ] {
+            assert!(is_behind_call(call), "{call:x?}");
+        }
+        assert!(!is_behind_call([0x90; 8]));
+    }
+}
