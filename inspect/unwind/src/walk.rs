@@ -41,7 +41,7 @@ pub struct Frame {
 /// The record of a frame in generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GeneratedRecord {
-    /// The index of its walker, among those that the walk was given.
+    /// The index of its walker in the list that the walk was given.
     pub walker: usize,
     /// What its runtime finds the functions by.
     pub record: FrameRecord,

@@ -880,6 +880,12 @@ mod tests {
         summary.filter = vec![GivenOption::new("trace", "4b")];
         summary.not_selected = 5;
         let json = serde_json::to_value(summary.json(&[], None, None)).unwrap();
+        // The macro does not take all at once.
+        let incomplete_stacks = serde_json::json!({
+            "frame_pointers": 36, "too_many_mappings": 42, "too_many_tables": 45, "no_tables": 29,
+            "tables_not_ready": 34, "bad_tables": 30, "unreadable": 31,
+            "not_executable": 33, "generated_code": 48,
+        });
         let expected = serde_json::json!({
             "samples": 1234, "filter": [{"option": "trace", "value": "4b"}], "not_selected": 5, "with_context": 1200,
             "gil": {"held": 1000, "waiting": 200, "released": 30, "none": 4}, "processes": 1,
@@ -896,11 +902,7 @@ mod tests {
                 "damaged_jit_dumps": 40, "unread_name_files": 41, "stale_name_files": 43, "dropped_processes": 44,
                 "dropped_files": 46,
                 "complete_stacks": 32,
-                "incomplete_stacks": {
-                    "frame_pointers": 36, "too_many_mappings": 42, "too_many_tables": 45, "no_tables": 29,
-                    "tables_not_ready": 34, "bad_tables": 30, "unreadable": 31,
-                    "not_executable": 33, "generated_code": 48,
-                },
+                "incomplete_stacks": incomplete_stacks,
                 "truncated_stacks": 23, "truncated_runtime_stacks": 38, "unnamed_functions": 39,
                 "missing_stacks": 24, "incomplete_steps": 25,
                 "unresolved_threads": 37, "context_conflicts": 26,

@@ -26,7 +26,7 @@ pub(super) struct Configuration {
     /// `None` if the process publishes no native contexts.
     pub(super) variables: Option<ThreadVariables>,
     pub(super) runtimes: Arc<[Present]>,
-    /// Those that walk the code that they have generated.
+    /// The ones that walk the code that they have generated.
     pub(super) walkers: Option<Arc<LiveWalkers>>,
 }
 

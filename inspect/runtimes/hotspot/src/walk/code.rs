@@ -1,8 +1,8 @@
 //! The instructions by which HotSpot's code makes and removes its frames, on x86-64.
 
-/// Bytes of code that are looked at where a frame is being removed.
+/// Bytes of code that are read where a frame is being removed.
 pub(super) const MAX_EPILOGUE: usize = 24;
-/// Bytes of code that are looked at behind the instruction where a frame is being made.
+/// Bytes of code that are read behind the instruction where a frame is being made.
 pub(super) const MAX_PROLOGUE: usize = 16;
 /// Maximum number of bytes from the entry of code to its complete frame.
 pub(super) const MAX_ENTERED: usize = 512;
