@@ -25,7 +25,7 @@ mod symbols;
 pub use go::{GoFunction, GoTable};
 pub use sections::Section;
 pub(crate) use symbols::FoundSymbol;
-pub use symbols::{ElfSymbol, SymbolKind};
+pub use symbols::{ElfSymbol, NamedFunction, SymbolKind};
 
 use object::LittleEndian as LE;
 use object::elf::{self, Dyn64, FileHeader64, FileType, ProgramHeader64, ProgramType, Rela64};

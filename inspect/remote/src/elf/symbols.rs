@@ -10,6 +10,8 @@ use super::{CHUNK, Elf, ElfError, MAX_ENTRIES, Source, chunks, structs};
 const MAX_CHAIN: u64 = 1 << 12;
 /// Maximum number of symbols whose names are compared one by one; a program has a few hundred.
 const MAX_COMPARED: u64 = 1 << 14;
+/// Maximum size of the names of all symbols, where all are read, in bytes. Those of Node.js have 12 MiB.
+const MAX_NAMES: usize = 64 << 20;
 const TOO_MANY_COMPARED: ElfError =
     Malformed("it has more than 16,384 symbols of one kind to compare");
 const TOO_MANY_SYMBOLS: ElfError = Malformed("it has more than 8 million symbols");
@@ -25,6 +27,17 @@ pub struct ElfSymbol {
     pub kind: SymbolKind,
     /// True if it is in `.dynsym`. If not, it was found in `.symtab`, which `strip` removes.
     pub dynamic: bool,
+}
+
+/// A function, from its symbol.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedFunction {
+    /// Its name.
+    pub name: Vec<u8>,
+    /// Its address in the module (`st_value`).
+    pub address: u64,
+    /// Size in bytes (`st_size`).
+    pub size: u64,
 }
 
 /// The kind of a symbol.
@@ -118,6 +131,49 @@ impl Elf<'_> {
         }
         found.sort_unstable();
         found.dedup();
+        Ok(found)
+    }
+
+    /// The functions in `.symtab` (STT_FUNC) whose names begin with a prefix. None if the module has no `.symtab`, as after
+    /// `strip`, or is loaded.
+    ///
+    /// # Errors
+    /// If the tables are malformed, have more than 8 million symbols or 64 MiB of names, or cannot be read.
+    pub fn functions_with_prefix(&self, prefix: &[u8]) -> Result<Vec<NamedFunction>, ElfError> {
+        let mut found = Vec::new();
+        let Source::File(file) = self.source else {
+            return Ok(found);
+        };
+        let sections = self.sections()?;
+        let Some(table) = sections.iter().find(|it| it.kind == elf::SHT_SYMTAB) else {
+            return Ok(found);
+        };
+        let Some(strings) = sections.get(table.link as usize) else {
+            return Err(Malformed("its .symtab has no string table"));
+        };
+        let entry = size_of::<Sym64<LE>>() as u64;
+        if table.size / entry > MAX_ENTRIES {
+            return Err(TOO_MANY_SYMBOLS);
+        }
+        let names = file.read_vec(strings.offset, strings.size, MAX_NAMES)?;
+        chunks(table.size, entry, |skip, length| {
+            let at = table.offset.wrapping_add(skip);
+            for symbol in structs::<Sym64<LE>>(&file.read_vec(at, length, CHUNK as usize)?) {
+                let name = names.get(symbol.st_name.get(LE) as usize..);
+                let name = name.filter(|name| name.starts_with(prefix));
+                let is_function =
+                    symbol.st_type() == elf::STT_FUNC && symbol.st_shndx.get(LE) != elf::SHN_UNDEF;
+                if let Some(name) = name.filter(|_| is_function) {
+                    let end = name.iter().position(|byte| *byte == 0);
+                    found.push(NamedFunction {
+                        name: name[..end.unwrap_or(name.len())].to_vec(),
+                        address: symbol.st_value.get(LE),
+                        size: symbol.st_size.get(LE),
+                    });
+                }
+            }
+            Ok(())
+        })?;
         Ok(found)
     }
 

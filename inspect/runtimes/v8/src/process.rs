@@ -1,0 +1,219 @@
+//! V8 in one process.
+
+use std::collections::HashMap;
+use std::ops::{ControlFlow, Range};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use otelctx_reader::format::process_context::{Attributes, Value};
+use otelctx_reader::remote::mappings::ExecutableMapping;
+use otelctx_reader::remote::{Device, FrameRecord, GeneratedCode, Target};
+use otelctx_reader::runtime::{RuntimeError, RuntimeProcess, RuntimeThread, ThreadView};
+use otelctx_reader::sample::{Frame, FrameKind, NamedFrame};
+
+use crate::builtins::Builtins;
+use crate::code::{Called, Code, CodeFinder};
+use crate::heap::Heap;
+use crate::layout::Layout;
+use crate::record::{Place, Record};
+use crate::script::Scripts;
+use crate::walker::Walker;
+
+/// Maximum number of ranges of generated code. A large program has some hundred.
+const MAX_RANGES: usize = 1 << 14;
+/// Maximum number of frames that are kept by their records.
+const MAX_KEPT: usize = 1 << 14;
+
+#[derive(Debug)]
+pub(crate) struct V8Process {
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) builtins: Arc<Builtins>,
+    /// The file that has V8.
+    pub(crate) file: (Device, u64),
+    pub(crate) finder: Arc<CodeFinder>,
+    pub(crate) scripts: Scripts,
+    pub(crate) walker: Mutex<Option<Arc<Walker>>>,
+    pub(crate) kept: Mutex<HashMap<FrameRecord, Kept>>,
+}
+
+/// The functions of a frame.
+#[derive(Clone, Debug)]
+pub(crate) struct Kept {
+    frames: Arc<[Frame]>,
+    /// The code that they are in, if that is generated.
+    code: Option<Code>,
+}
+
+impl V8Process {
+    pub(crate) fn new(layout: Arc<Layout>, builtins: Arc<Builtins>, file: (Device, u64)) -> Self {
+        Self {
+            layout,
+            builtins,
+            file,
+            finder: Arc::default(),
+            scripts: Scripts::default(),
+            walker: Mutex::default(),
+            kept: Mutex::default(),
+        }
+    }
+
+    /// The functions of a frame. `None` if they cannot be read, or may be another frame's.
+    fn functions(&self, heap: &Heap<'_>, record: &Record) -> Option<Kept> {
+        let is_same = || match record.function {
+            Some((shared, identity)) => heap.identity(shared) == Some(identity),
+            None => true,
+        };
+        if !is_same() {
+            return None;
+        }
+        let code = match record.place {
+            Place::Instruction | Place::Call => self.code_at(heap, record.instruction),
+            Place::Bytecode(_) | Place::Unknown => None,
+        };
+        let called = match (&code, record.function) {
+            (Some(code), _) if heap.is_optimized(code) => self.optimized(heap, code, record)?,
+            (_, Some((shared, _))) => {
+                let position = self.position(heap, record, code.as_ref());
+                vec![Called { shared, position }]
+            }
+            _ => return None,
+        };
+        let frames = called.iter().map(|it| {
+            let frame = heap.frame(&self.scripts, it.shared, it.position)?;
+            Some(Frame::from(frame))
+        });
+        let frames: Arc<[Frame]> = frames.collect::<Option<_>>()?;
+        let is_same_code = code.as_ref().is_none_or(|code| heap.is_still(code));
+        (is_same() && is_same_code).then_some(Kept { frames, code })
+    }
+
+    /// The functions that were inlined at an instruction of optimized code, and the one that was optimized.
+    fn optimized(&self, heap: &Heap<'_>, code: &Code, record: &Record) -> Option<Vec<Called>> {
+        let distance = record.instruction.checked_sub(code.range.start)?;
+        let called = heap.optimized(code, distance, record.place == Place::Call)?;
+        let outer = called.last()?;
+        let identity = heap.identity(outer.shared)?;
+        // Else the code was replaced by another function's.
+        let is_its = |(_, expected)| identity == expected;
+        record.function.is_none_or(is_its).then_some(called)
+    }
+
+    /// The position of a frame in its function, unless the code is optimized.
+    fn position(&self, heap: &Heap<'_>, record: &Record, code: Option<&Code>) -> Option<u32> {
+        let (shared, _) = record.function?;
+        let bytecode = heap.bytecode(shared)?;
+        let offset = match (record.place, code) {
+            (Place::Bytecode(offset), _) => offset,
+            (Place::Instruction | Place::Call, Some(code)) if heap.is_baseline(code) => {
+                let distance = record.instruction.checked_sub(code.range.start)?;
+                let sizes = self.builtins.sizes.as_ref()?;
+                heap.baseline_offset(code, bytecode, distance, sizes)?
+            }
+            _ => return None,
+        };
+        heap.bytecode_position(bytecode, offset.into())
+    }
+
+    fn code_at(&self, heap: &Heap<'_>, address: u64) -> Option<Code> {
+        let walker = self.walker.lock().unwrap_or_else(PoisonError::into_inner);
+        let floor = walker.as_ref()?.start_of_code(address)?;
+        drop(walker);
+        self.finder.find(heap, address, floor)
+    }
+
+    /// The functions of a record that was read before, if its code is still there. Functions without generated code are
+    /// identified by the record.
+    fn known(&self, heap: &Heap<'_>, record: &FrameRecord) -> Option<Arc<[Frame]>> {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let Kept { frames, code } = kept.get(record).cloned()?;
+        drop(kept);
+        let is_still = code.is_none_or(|code| heap.is_still(&code));
+        is_still.then_some(frames)
+    }
+}
+
+impl RuntimeProcess for V8Process {
+    fn facts(&self) -> Attributes {
+        let version = self.layout.version.to_string();
+        vec![("version".into(), Value::String(version))]
+    }
+
+    fn thread(&self, _: &dyn Target, _: ThreadView) -> Result<Option<RuntimeThread>, RuntimeError> {
+        Ok(None)
+    }
+
+    fn generated(&self, target: &dyn Target) -> Option<Arc<dyn GeneratedCode>> {
+        let mut walker = Walker {
+            layout: self.layout.clone(),
+            builtins: self.builtins.clone(),
+            finder: self.finder.clone(),
+            code: Vec::new(),
+            copies: Vec::new(),
+        };
+        let visited = target.executable_mappings(&mut |found| {
+            if found.mapping.inode == 0 && found.mapping.name.is_empty() {
+                walker.code.push(found.mapping.start..found.mapping.end);
+            } else {
+                walker.copies.extend(self.builtins_in(found));
+            }
+            if walker.code.len() + walker.copies.len() < MAX_RANGES {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            }
+        });
+        visited.ok()?;
+        let walker = Arc::new(walker);
+        let mut last = self.walker.lock().unwrap_or_else(PoisonError::into_inner);
+        *last = Some(walker.clone());
+        Some(walker)
+    }
+
+    fn frames(&self, target: &dyn Target, _: u64, record: &FrameRecord) -> Arc<[Frame]> {
+        let Some(decoded) = Record::decoded(record) else {
+            return Arc::default();
+        };
+        let heap = Heap {
+            memory: target,
+            layout: &self.layout,
+        };
+        if let Some(known) = self.known(&heap, record) {
+            return known;
+        }
+        match self.functions(&heap, &decoded) {
+            Some(found) => {
+                let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+                if kept.len() >= MAX_KEPT {
+                    kept.clear();
+                }
+                kept.insert(*record, found.clone());
+                found.frames
+            }
+            None if decoded.function.is_some() => unnamed(),
+            // Code of something else than a function, such as of a regular expression.
+            None => Arc::default(),
+        }
+    }
+}
+
+impl V8Process {
+    /// The part of a mapping that has builtins. Its first address is that of the first builtin.
+    fn builtins_in(&self, found: &ExecutableMapping<'_>) -> Option<Range<u64>> {
+        let mapping = &found.mapping;
+        let size = self.builtins.range.end - self.builtins.range.start;
+        let skip = self.builtins.offset.checked_sub(mapping.offset)?;
+        let start = mapping.start.checked_add(skip)?;
+        let end = start.checked_add(size)?.min(mapping.end);
+        let is_there = (mapping.device, mapping.inode) == self.file && start < end;
+        is_there.then_some(start..end)
+    }
+}
+
+/// A function whose name is not known.
+fn unnamed() -> Arc<[Frame]> {
+    let frame = NamedFrame {
+        kind: FrameKind::V8JS,
+        function: "[JavaScript]".into(),
+        ..NamedFrame::default()
+    };
+    Arc::new([Frame::from(frame)])
+}

@@ -1,0 +1,150 @@
+//! Scripts: their names, and the lines of positions in them.
+
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::heap::{Heap, Object};
+use crate::layout::Layout;
+
+/// Maximum length of a script's name, in characters.
+const MAX_NAME: u32 = 4096;
+/// Maximum length of a source whose lines are counted, in characters.
+const MAX_SOURCE: u32 = 64 << 20;
+/// Maximum number of lines of all scripts that are kept.
+const MAX_LINES: usize = 1 << 20;
+/// Maximum number of scripts that are kept.
+const MAX_SCRIPTS: usize = 4096;
+
+/// What a script was recognized by: the collector may put another script where one was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    address: u64,
+    id: u32,
+    name: u64,
+    source: u64,
+    length: u32,
+}
+
+/// A script.
+#[derive(Debug, Default)]
+pub(crate) struct Script {
+    /// Its file or URL. Empty if it has none.
+    pub(crate) name: String,
+    /// Line of its first character in that file, from 0.
+    first_line: i32,
+    /// Positions of the ends of its lines, in ascending order. `None` if the source cannot be read.
+    line_ends: Option<Vec<u32>>,
+}
+
+impl Script {
+    /// The line of a position, from 1.
+    pub(crate) fn line(&self, position: u32) -> Option<u32> {
+        let ends = self.line_ends.as_ref()?;
+        let before = ends.partition_point(|end| *end < position);
+        let line = i64::from(self.first_line) + before as i64 + 1;
+        u32::try_from(line).ok()
+    }
+}
+
+/// The scripts that were read of a process.
+#[derive(Debug, Default)]
+pub(crate) struct Scripts(Mutex<Kept>);
+
+#[derive(Debug, Default)]
+struct Kept {
+    scripts: HashMap<Key, Arc<Script>>,
+    lines: usize,
+}
+
+impl Scripts {
+    /// A script, whose type was checked. `None` if it cannot be read.
+    pub(crate) fn get(&self, heap: &Heap<'_>, script: Object) -> Option<Arc<Script>> {
+        let key = heap.script_key(script)?;
+        let kept = |it: &Kept| it.scripts.get(&key).cloned();
+        if let Some(known) = kept(&self.0.lock().unwrap_or_else(PoisonError::into_inner)) {
+            return Some(known);
+        }
+        let read = Arc::new(heap.read_script(script, key)?);
+        // It may have been moved meanwhile.
+        if heap.script_key(script)? != key {
+            return None;
+        }
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = read.line_ends.as_ref().map_or(0, Vec::len);
+        if all.lines + lines > MAX_LINES || all.scripts.len() >= MAX_SCRIPTS {
+            *all = Kept::default();
+        }
+        if lines <= MAX_LINES {
+            all.lines += lines;
+            all.scripts.insert(key, read.clone());
+        }
+        Some(read)
+    }
+}
+
+impl Heap<'_> {
+    /// The ID of a script, which no other script of its isolate ever gets.
+    pub(crate) fn script_id(&self, script: Object) -> Option<u32> {
+        let script = self.of_type(script, self.layout.types.script)?;
+        let id = self.integer(script, self.layout.script_id)?;
+        u32::try_from(id).ok()
+    }
+
+    fn script_key(&self, script: Object) -> Option<Key> {
+        let source = self.word(script, self.layout.script_source)?;
+        let text = Object::strong(source).filter(|source| self.is_string(*source));
+        let length = text.map_or(Some(0), |text| self.length(text));
+        Some(Key {
+            address: script.address(),
+            id: self.script_id(script)?,
+            name: self.word(script, self.layout.script_name)?,
+            source,
+            length: length?,
+        })
+    }
+
+    fn read_script(&self, script: Object, key: Key) -> Option<Script> {
+        let name = Object::strong(key.name).filter(|name| self.is_string(*name));
+        let name = name.map_or(Some(String::new()), |name| self.text(name, MAX_NAME))?;
+        let source = Object::strong(key.source).filter(|source| self.is_string(*source));
+        Some(Script {
+            name,
+            first_line: self.integer(script, Layout::SCRIPT_LINE)?,
+            line_ends: source.and_then(|source| self.line_ends(source, key.length)),
+        })
+    }
+
+    /// Finds the ends of lines as V8 does (`String::CalculateLineEnds`): line feeds, carriage returns without one, and the
+    /// separators of lines and paragraphs.
+    fn line_ends(&self, source: Object, length: u32) -> Option<Vec<u32>> {
+        const SEPARATORS: [u16; 2] = [0x2028, 0x2029];
+        let (feed, carriage_return) = (u16::from(b'\n'), u16::from(b'\r'));
+        if length > MAX_SOURCE {
+            return None;
+        }
+        let mut ends = Vec::new();
+        let (mut position, mut after_return) = (0, false);
+        self.visit_characters(source, length, &mut |characters| {
+            for character in characters {
+                if after_return && *character != feed {
+                    ends.push(position - 1);
+                }
+                after_return = *character == carriage_return;
+                if *character == feed || SEPARATORS.contains(character) {
+                    ends.push(position);
+                }
+                position += 1;
+            }
+            if ends.len() > MAX_LINES {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        })?;
+        if after_return {
+            ends.push(position - 1);
+        }
+        (position == length).then_some(ends)
+    }
+}

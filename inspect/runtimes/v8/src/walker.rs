@@ -1,0 +1,333 @@
+//! Steps from a frame in V8's code to its caller. All of V8's functions have frame pointers, from the first instructions on.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use otelctx_reader::remote::{
+    FrameRecord, FrameRegisters, GeneratedCode, GeneratedEnd, GeneratedFrame, Memory, MemoryError,
+};
+
+use crate::builtins::Builtins;
+use crate::code::CodeFinder;
+use crate::heap::{Heap, Object, small_integer};
+use crate::layout::Layout;
+use crate::record::{Place, Record};
+
+// Registers by their DWARF numbers (System V ABI for x86-64, figure 3.36), and what V8 has in them.
+const FUNCTION: u8 = 5;
+const FRAME_POINTER: u8 = 6;
+const STACK_POINTER: u8 = 7;
+const BYTECODE_OFFSET: u8 = 9;
+
+/// Maximum size of a frame, in bytes: that of the stack.
+const MAX_FRAME: u64 = 8 << 20;
+/// Bytes below the frame pointer that are read of a frame, and in all.
+const BELOW: u64 = 48;
+const FRAME: usize = 64;
+/// Number of words below which the return address of a builtin without a frame is.
+const MAX_PUSHED: u64 = 12;
+/// Bytes of a function's code in which it builds its frame.
+const PROLOGUE: usize = 64;
+
+/// `push rbp; mov rbp, rsp`, with both encodings.
+const BUILDS_FRAME: [[u8; 4]; 2] = [[0x55, 0x48, 0x89, 0xe5], [0x55, 0x48, 0x8b, 0xec]];
+/// `ret`, and `ret n`.
+const RETURNS: [u8; 2] = [0xc3, 0xc2];
+
+/// The code of V8 in a process.
+#[derive(Debug)]
+pub(crate) struct Walker {
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) builtins: Arc<Builtins>,
+    pub(crate) finder: Arc<CodeFinder>,
+    /// Memory with generated code, in ascending order.
+    pub(crate) code: Vec<Range<u64>>,
+    /// Addresses of builtins in the process. V8 can have them twice, for calls over a short distance.
+    pub(crate) copies: Vec<Range<u64>>,
+}
+
+/// What an address is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Area {
+    /// Generated code, in a mapping that starts at this address.
+    Generated(u64),
+    /// The interpreter's code, which executes in the frame of the function.
+    Interpreter,
+    Builtin,
+}
+
+/// Where an interrupted function is, in the building of its frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Its return address is on top of the stack, and its function in a register.
+    Entered,
+    /// The frame pointer of its caller is on top of that.
+    Pushed,
+    /// Its frame is there.
+    Built,
+    /// It is about to return: its frame is gone.
+    Returning,
+}
+
+impl Walker {
+    fn area(&self, address: u64) -> Option<Area> {
+        let inside = |range: &&Range<u64>| range.contains(&address);
+        if let Some(copy) = self.copies.iter().find(inside) {
+            let in_module = self.builtins.range.start + (address - copy.start);
+            return Some(if self.builtins.is_interpreter(in_module) {
+                Area::Interpreter
+            } else {
+                Area::Builtin
+            });
+        }
+        let behind = self.code.partition_point(|it| it.start <= address);
+        let range = behind.checked_sub(1).map(|at| &self.code[at]);
+        let range = range.filter(|range| range.contains(&address));
+        range.map(|range| Area::Generated(range.start))
+    }
+
+    /// The start of the mapping with generated code at an address.
+    pub(crate) fn start_of_code(&self, address: u64) -> Option<u64> {
+        match self.area(address)? {
+            Area::Generated(start) => Some(start),
+            _ => None,
+        }
+    }
+
+    /// Returns whether a word of the stack can be the return address of a builtin that has no frame: it leads to JavaScript.
+    fn is_javascript(&self, address: u64) -> bool {
+        let area = self.area(address.wrapping_sub(1));
+        matches!(area, Some(Area::Generated(_) | Area::Interpreter))
+    }
+
+    fn stage(&self, heap: &Heap<'_>, pc: u64, area: Area) -> Stage {
+        let mut there = [0; 4];
+        if heap.memory.read(pc, &mut there).is_err() {
+            return Stage::Built;
+        }
+        if BUILDS_FRAME.contains(&there) {
+            return Stage::Entered;
+        }
+        if RETURNS.contains(&there[0]) {
+            return Stage::Returning;
+        }
+        let is_pushed = BUILDS_FRAME.iter().any(|code| there[..3] == code[1..]);
+        let mut before = [0];
+        let is_read = heap.memory.read(pc.wrapping_sub(1), &mut before).is_ok();
+        if is_pushed && is_read && before[0] == BUILDS_FRAME[0][0] {
+            return Stage::Pushed;
+        }
+        // Optimized functions check first whether their code is still valid.
+        if let Area::Generated(start) = area
+            && let Some(code) = self.finder.find(heap, pc, start)
+        {
+            let distance = (pc - code.range.start) as usize;
+            let mut prologue = [0; PROLOGUE];
+            let is_read = heap.memory.read(code.range.start, &mut prologue).is_ok();
+            let mut places = prologue.windows(4);
+            let built = places.position(|it| BUILDS_FRAME.iter().any(|code| it == code));
+            if is_read && built.is_some_and(|built| distance < built) {
+                return Stage::Entered;
+            }
+        }
+        Stage::Built
+    }
+
+    /// The record of a frame with this function. Without one, code alone says which function it is.
+    fn record(
+        heap: &Heap<'_>,
+        instruction: u64,
+        function: Option<Object>,
+        place: Place,
+    ) -> FrameRecord {
+        let function = function.and_then(|function| {
+            let shared = heap.shared(function)?;
+            Some((shared, heap.identity(shared)?))
+        });
+        let record = Record {
+            instruction,
+            function,
+            place,
+        };
+        record.encoded()
+    }
+
+    /// A frame whose frame pointer is its caller's.
+    fn without_frame(
+        &self,
+        heap: &Heap<'_>,
+        frame: &FrameRegisters,
+        area: Area,
+        stage: Stage,
+    ) -> Result<GeneratedFrame, GeneratedEnd> {
+        let stack = register(frame, STACK_POINTER)?;
+        let pushed = if stage == Stage::Pushed { 8 } else { 0 };
+        let return_address = heap.memory.read_u64(stack.wrapping_add(pushed))?;
+        let mut caller = FrameRegisters::new(return_address);
+        caller.set(STACK_POINTER, stack.wrapping_add(pushed + 8));
+        if stage == Stage::Pushed {
+            caller.set(FRAME_POINTER, heap.memory.read_u64(stack)?);
+        } else if let Some(pointer) = frame.get(FRAME_POINTER) {
+            caller.set(FRAME_POINTER, pointer);
+        }
+        let record = if matches!(area, Area::Generated(_)) {
+            let function = frame.get(FUNCTION).filter(|_| stage != Stage::Returning);
+            let function = function.and_then(Object::strong);
+            let function = function.filter(|it| heap.is_function(*it));
+            Self::record(
+                heap,
+                frame.instruction_pointer,
+                function,
+                Place::Instruction,
+            )
+        } else {
+            Record::NONE
+        };
+        let record = Some(record);
+        Ok(GeneratedFrame { caller, record })
+    }
+
+    /// The caller of a builtin that has no frame of its own, which is called by the function whose frame is there.
+    fn caller_of_builtin(
+        &self,
+        heap: &Heap<'_>,
+        stack: u64,
+        pointer: u64,
+    ) -> Option<FrameRegisters> {
+        let count = (pointer.checked_sub(stack)? / 8).min(MAX_PUSHED);
+        let places = (0..count).map(|index| stack + 8 * index);
+        let mut words = places.filter_map(|at| Some((at, heap.memory.read_u64(at).ok()?)));
+        let (at, return_address) = words.find(|(_, word)| self.is_javascript(*word))?;
+        let mut caller = FrameRegisters::new(return_address);
+        caller.set(STACK_POINTER, at + 8);
+        caller.set(FRAME_POINTER, pointer);
+        Some(caller)
+    }
+
+    /// The offset in the bytecode of an interpreted function that was interrupted, or calls another.
+    fn bytecode_offset(&self, heap: &Heap<'_>, words: &Words, register: Option<u64>) -> Place {
+        // From the array's start, whose address is its own with the tag.
+        let header = self.layout.bytecode_data - 1;
+        let array = Object::strong(words.bytecode);
+        let array = array.and_then(|it| heap.of_type(it, self.layout.types.bytecode));
+        let length = array.and_then(|array| heap.bytecode_length(array));
+        let offset = |value: u64| {
+            let offset = u32::try_from(value.checked_sub(header)?).ok()?;
+            length
+                .is_some_and(|length| offset < length)
+                .then_some(offset)
+        };
+        // The frame has that of the last call.
+        let saved = small_integer(words.bytecode_offset).and_then(|it| u64::try_from(it).ok());
+        let found = register.and_then(offset).or_else(|| offset(saved?));
+        found.map_or(Place::Unknown, Place::Bytecode)
+    }
+}
+
+/// The words around a frame pointer.
+struct Words {
+    bytecode_offset: u64,
+    bytecode: u64,
+    function: u64,
+    context_or_type: u64,
+    frame_pointer: u64,
+    return_address: u64,
+}
+
+impl Words {
+    fn read(memory: &dyn Memory, pointer: u64) -> Result<Self, MemoryError> {
+        let mut bytes = [0; FRAME];
+        memory.read(pointer.wrapping_sub(BELOW), &mut bytes)?;
+        let words = bytes.as_chunks::<8>().0;
+        let word = |index: usize| u64::from_le_bytes(words[index]);
+        Ok(Self {
+            bytecode_offset: word(1),
+            bytecode: word(2),
+            function: word(4),
+            context_or_type: word(5),
+            frame_pointer: word(6),
+            return_address: word(7),
+        })
+    }
+
+    /// The function, unless the frame has its type where a function's frame has its context.
+    fn function(&self, heap: &Heap<'_>) -> Option<Object> {
+        let has_context = self.context_or_type & 1 == 1;
+        let function = Object::strong(self.function).filter(|_| has_context);
+        function.filter(|it| heap.is_function(*it))
+    }
+}
+
+fn register(frame: &FrameRegisters, number: u8) -> Result<u64, GeneratedEnd> {
+    frame.get(number).ok_or(GeneratedEnd::UnknownRegister)
+}
+
+impl GeneratedCode for Walker {
+    fn covers(&self, address: u64) -> bool {
+        self.area(address).is_some()
+    }
+
+    fn step(
+        &self,
+        memory: &dyn Memory,
+        frame: &FrameRegisters,
+        is_innermost: bool,
+    ) -> Result<GeneratedFrame, GeneratedEnd> {
+        let heap = Heap {
+            memory,
+            layout: &self.layout,
+        };
+        let pc = frame.instruction_pointer;
+        let instruction = pc.wrapping_sub(u64::from(!is_innermost));
+        let area = self.area(instruction);
+        let area = area.ok_or(GeneratedEnd::Unexpected("it is not V8's"))?;
+        if is_innermost {
+            let stage = self.stage(&heap, pc, area);
+            if stage != Stage::Built {
+                return self.without_frame(&heap, frame, area, stage);
+            }
+        }
+        let (stack, pointer) = (
+            register(frame, STACK_POINTER)?,
+            register(frame, FRAME_POINTER)?,
+        );
+        let is_frame = pointer % 8 == 0 && (stack..stack + MAX_FRAME).contains(&pointer);
+        if !is_frame {
+            let why = "the frame pointer is not in the stack";
+            return Err(GeneratedEnd::Unexpected(why));
+        }
+        let words = Words::read(memory, pointer)?;
+        let function = words.function(&heap);
+        let is_script = |function: Object| {
+            let shared = heap.shared(function);
+            shared.is_some_and(|shared| heap.identity(shared).is_some())
+        };
+        let of_script = function.filter(|function| is_script(*function));
+        if area == Area::Builtin
+            && is_innermost
+            && of_script.is_some()
+            && let Some(caller) = self.caller_of_builtin(&heap, stack, pointer)
+        {
+            let record = Some(Record::NONE);
+            return Ok(GeneratedFrame { caller, record });
+        }
+        let register = frame.get(BYTECODE_OFFSET).filter(|_| is_innermost);
+        let place = match area {
+            Area::Generated(_) if is_innermost => Place::Instruction,
+            Area::Generated(_) => Place::Call,
+            Area::Interpreter => self.bytecode_offset(&heap, &words, register),
+            // Its own frame is not there, and its caller's place not known.
+            Area::Builtin => Place::Unknown,
+        };
+        let record = match (of_script, area) {
+            (None, Area::Builtin | Area::Interpreter) => Record::NONE,
+            (None, Area::Generated(_)) if function.is_none() => Record::NONE,
+            (function, _) => Self::record(&heap, instruction, function, place),
+        };
+        let mut caller = FrameRegisters::new(words.return_address);
+        caller.set(STACK_POINTER, pointer.wrapping_add(16));
+        caller.set(FRAME_POINTER, words.frame_pointer);
+        let record = Some(record);
+        Ok(GeneratedFrame { caller, record })
+    }
+}

@@ -1,0 +1,137 @@
+//! Functions on the stacks of Node.js, compared with what the program itself says of its calls.
+
+#![cfg(target_arch = "x86_64")]
+
+mod truth;
+
+use std::sync::Arc;
+
+use otelctx_fixtures::{Node, STOP_TIMEOUT, Target, tier};
+use otelctx_reader::remote::threads::{Call, ThreadFiles};
+use otelctx_reader::remote::{
+    FileCache, FrameRecord, GeneratedCode, LiveProcess, Modules, Process, ProcessMemory, Stopped,
+};
+use otelctx_reader::runtime::{Runtime, RuntimeProcess};
+use otelctx_reader::sample::{Frame, NamedFrame};
+use otelctx_unwind::{
+    CodeMap, Dictionary, MAX_FRAMES, MakeRules, Registers, StackEnd, walk_generated,
+};
+use otelctx_v8::V8;
+
+use truth::compare;
+
+const VERSIONS: [&str; 3] = ["22", "24", "26"];
+
+/// A program whose stacks are read.
+struct Reader {
+    process: Process,
+    memory: ProcessMemory,
+    files: FileCache,
+    rules: Arc<Dictionary>,
+    runtime: Arc<dyn RuntimeProcess>,
+}
+
+/// A frame of a stack: what its functions are found by, if it is in V8's code.
+type Walked = Vec<(u64, Option<FrameRecord>)>;
+
+impl Reader {
+    fn new(pid: i32) -> Self {
+        let process = Process::open(pid).unwrap();
+        let memory = process.memory().unwrap();
+        let files = FileCache::new();
+        let target = LiveProcess::new(&process, &memory);
+        let modules = Modules::read(&target, &files).unwrap();
+        let runtime = V8.probe(&target, &modules).unwrap().expect("it has V8");
+        Self {
+            rules: Arc::new(Dictionary::new()),
+            process,
+            memory,
+            files,
+            runtime,
+        }
+    }
+
+    fn target(&self) -> LiveProcess<'_> {
+        LiveProcess::new(&self.process, &self.memory)
+    }
+
+    /// Walks a stack, which has to reach its start.
+    fn walk(&self, registers: &Registers) -> (Walked, StackEnd) {
+        let target = self.target();
+        let rules = MakeRules::OnDemand;
+        let code = CodeMap::read(&target, &self.files, &self.rules, rules).unwrap();
+        let generated: Vec<Arc<dyn GeneratedCode>> =
+            self.runtime.generated(&target).into_iter().collect();
+        let mut frames = Vec::new();
+        let end = walk_generated(
+            registers,
+            &code,
+            &generated,
+            &target,
+            MAX_FRAMES,
+            &mut frames,
+        );
+        let record = |frame: &otelctx_unwind::Frame| frame.generated.map(|it| it.record);
+        let walked = frames.iter().map(|frame| (frame.address, record(frame)));
+        (walked.collect(), end)
+    }
+
+    /// The main thread's stack, as soon as that waits for input.
+    fn blocked(&self) -> (Walked, StackEnd) {
+        let pid = self.process.pid();
+        let files = ThreadFiles::open(&self.process, pid).unwrap();
+        let is_read = |call: Call| call.number == 0 && call.arguments[0] == 0;
+        while !files.call().unwrap().is_some_and(is_read) {
+            std::thread::yield_now();
+        }
+        let stopped = Stopped::stop(&self.process, pid, STOP_TIMEOUT).unwrap();
+        self.walk(&Registers::of_stopped(stopped.registers()).unwrap())
+    }
+
+    /// The functions of JavaScript in a stack, innermost first.
+    fn functions(&self, walked: &Walked) -> Vec<NamedFrame> {
+        let target = self.target();
+        let named = |(address, record): &(u64, Option<FrameRecord>)| {
+            let frames = record.map(|record| self.runtime.frames(&target, *address, &record));
+            let frames = frames.unwrap_or_default();
+            let named = frames.iter().map(|frame| match frame {
+                Frame::Named(named) => NamedFrame::clone(named),
+                Frame::Native { .. } => panic!("{frame:?}"),
+            });
+            named.collect::<Vec<_>>()
+        };
+        walked.iter().flat_map(named).collect()
+    }
+}
+
+/// Compares stacks of a program that blocks at every so many calls.
+fn compare_blocked(version: &str, arguments: &[&str], stacks: usize) {
+    let Some(node) = Node::with_version(version) else {
+        return;
+    };
+    let mut command = node.program();
+    let program = otelctx_fixtures::program_source("js_stacks.js");
+    command.arg(program).args(arguments);
+    let mut target = Target::spawn(&mut command);
+    let reader = Reader::new(target.pid());
+    let mut tally = truth::Tally::default();
+    for _ in 0..stacks {
+        let (walked, end) = reader.blocked();
+        assert_eq!(end, StackEnd::Start, "{version}: {walked:#x?}");
+        let functions = reader.functions(&walked);
+        target.lines.clear();
+        target.command("");
+        let said = target.lines.iter().find_map(|it| it.strip_prefix("stack "));
+        let calls = truth::Call::all(said.expect("it says its stack"));
+        compare(version, &functions, &calls, &mut tally);
+    }
+    println!("{version}: {tally:?}");
+    assert_eq!(tally.stacks, stacks, "{version}");
+}
+
+#[test]
+fn functions_of_a_blocked_thread_are_those_that_the_program_says() {
+    for version in VERSIONS {
+        compare_blocked(version, &["997"], tier::usual_or_all(200, 1000));
+    }
+}
