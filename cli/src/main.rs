@@ -20,6 +20,7 @@ fn main() -> ExitCode {
             Arc::new(otelctx_node::Node::default()),
             Arc::new(otelctx_go::Go::default()),
             Arc::new(otelctx_hotspot::HotSpot),
+            Arc::new(otelctx_v8::V8),
         ]),
         kernel_object: Some(PROGRAMS),
     })

@@ -129,6 +129,12 @@ pub trait RuntimeProcess: fmt::Debug + Send + Sync {
         let _ = target;
     }
 
+    /// Returns false if [`Self::thread`] and [`Self::tasks`] never return anything, as those of a runtime that only names its
+    /// functions ([`Self::frames`]): then no thread is stopped for them.
+    fn reads_threads(&self) -> bool {
+        true
+    }
+
     /// Reads a thread, which is stopped, asleep, or in a core file. `None` for an unknown thread.
     ///
     /// # Errors

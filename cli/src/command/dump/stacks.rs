@@ -14,7 +14,7 @@ use otelctx_reader::remote::mappings::ExecutableMapping;
 use otelctx_reader::remote::threads::{Call, ThreadFiles};
 use otelctx_reader::remote::{self, Stopped, Target, module};
 use otelctx_reader::runtime::GeneratedWalkers;
-use otelctx_reader::sample::Module;
+use otelctx_reader::sample::{self, Module};
 use otelctx_reader::sweep::{Sweep, ThreadReading};
 use otelctx_reader::{Process, StopReason, Thread};
 use otelctx_sampler::{GeneratedNames, monotonic};
@@ -322,6 +322,10 @@ impl StackReader {
                 let functions = self
                     .generated
                     .frames(&*target, walker, frame.address, record);
+                let is_native = |it: &sample::Frame| matches!(it, sample::Frame::Native { .. });
+                if functions.iter().all(is_native) {
+                    continue;
+                }
                 self.memory += size_of_val(&functions[..]);
                 stack.generated.insert(index, functions);
             }

@@ -9,6 +9,7 @@ use std::io::{self, Write};
 
 use otelctx_reader::format::Schema;
 use otelctx_reader::format::record::{DecodedContext, Skipped};
+use otelctx_reader::runtime::Present;
 use otelctx_reader::{ContextState, Found, ProcessContext, SYMBOL, ThreadVariables, Unreadable};
 
 use super::model::{CoreReport, Report, Support};
@@ -45,7 +46,7 @@ pub(super) fn write(
         out.write_all(blocks::threads(report, is_verbose).as_bytes())?;
         return runtimes::write_tasks(report, out);
     }
-    let has_runtimes = !report.swept.runtimes.is_empty();
+    let has_runtimes = report.swept.runtimes.iter().any(Present::reads_threads);
     if has_runtimes || matches!(report.support(), Support::Readable(_)) {
         out.write_all(b"\n")?;
         table(report, terminal, out)?;

@@ -111,7 +111,8 @@ impl Thread<'_> {
     ) -> Result<ThreadState, Error> {
         let target = self.process().as_target();
         let variables = self.variables();
-        let (Some(target), true) = (&target, variables.is_ok() || !runtimes.is_empty()) else {
+        let is_readable = variables.is_ok() || runtimes.iter().any(Present::reads_threads);
+        let (Some(target), true) = (&target, is_readable) else {
             // There is nothing to read.
             return Ok(ThreadState {
                 native: not_published(variables.map(|_| Found::Detached), runtimes),

@@ -93,6 +93,13 @@ impl Present {
         let process = self.process.as_ref();
         process.is_ok_and(|process| process.reads_schema(schema))
     }
+
+    /// Returns whether its threads have to be read: [`RuntimeProcess::reads_threads`], or an error to report.
+    #[must_use]
+    pub fn reads_threads(&self) -> bool {
+        let process = self.process.as_ref();
+        process.map_or(true, |process| process.reads_threads())
+    }
 }
 
 /// Returns what must be stopped to read threads with these runtimes.

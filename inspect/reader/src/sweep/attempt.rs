@@ -204,7 +204,7 @@ pub(super) fn read_asleep(
     for thread in &listed.threads {
         let why = exceeded(thread.process().id(), kept, limits);
         let reading = visitor.read(thread, None, &mut |_| {
-            if why.is_none() && !present.is_empty() {
+            if why.is_none() && present.iter().any(Present::reads_threads) {
                 return ThreadReading::read(thread, present, None);
             }
             let name = thread.name().ok().flatten();

@@ -45,7 +45,7 @@ impl ThreadReading {
             Err(error) => return Self::new(tid, None, Err(error)),
         };
         if let ThreadSupport::Unreadable(why) = &*thread.support
-            && present.is_empty()
+            && !present.iter().any(Present::reads_threads)
         {
             return Self::new(tid, name, Ok(why.found()));
         }

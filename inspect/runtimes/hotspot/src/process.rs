@@ -189,6 +189,10 @@ impl RuntimeProcess for HotSpotProcess {
         vec![("version".into(), Value::String(self.layout.version.clone()))]
     }
 
+    fn reads_threads(&self) -> bool {
+        false
+    }
+
     /// Frames are found by [`Self::generated`], without the thread's own data.
     fn thread(&self, _: &dyn Target, _: ThreadView) -> Result<Option<RuntimeThread>, RuntimeError> {
         Ok(None)

@@ -14,7 +14,7 @@ use crate::builtins::Builtins;
 use crate::code::{Called, Code, CodeFinder};
 use crate::heap::Heap;
 use crate::layout::Layout;
-use crate::record::{Place, Record};
+use crate::record::{Place, Record, is_native_caller};
 use crate::script::Scripts;
 use crate::walker::Walker;
 
@@ -137,6 +137,10 @@ impl RuntimeProcess for V8Process {
         vec![("version".into(), Value::String(version))]
     }
 
+    fn reads_threads(&self) -> bool {
+        false
+    }
+
     fn thread(&self, _: &dyn Target, _: ThreadView) -> Result<Option<RuntimeThread>, RuntimeError> {
         Ok(None)
     }
@@ -168,9 +172,19 @@ impl RuntimeProcess for V8Process {
         Some(walker)
     }
 
-    fn frames(&self, target: &dyn Target, _: u64, record: &FrameRecord) -> Arc<[Frame]> {
+    fn frames(&self, target: &dyn Target, address: u64, record: &FrameRecord) -> Arc<[Frame]> {
+        let native = |is_caller| {
+            if is_caller {
+                Arc::new([Frame::return_address(address)])
+            } else {
+                Arc::new([Frame::instruction(address)])
+            }
+        };
+        if let Some(is_caller) = is_native_caller(record) {
+            return native(is_caller);
+        }
         let Some(decoded) = Record::decoded(record) else {
-            return Arc::default();
+            return unnamed();
         };
         let heap = Heap {
             memory: target,
@@ -190,7 +204,7 @@ impl RuntimeProcess for V8Process {
             }
             None if decoded.function.is_some() => unnamed(),
             // Code of something else than a function, such as of a regular expression.
-            None => Arc::default(),
+            None => native(decoded.place == Place::Call),
         }
     }
 }

@@ -32,11 +32,23 @@ const INSTRUCTION: u64 = 1;
 const BYTECODE: u64 = 2;
 const UNKNOWN: u64 = 3;
 const CALL: u64 = 4;
+const NATIVE: u64 = 5;
+const NATIVE_CALLER: u64 = 6;
+
+/// The record of a frame without a function of JavaScript. Of a caller, the address is where it goes on.
+pub(crate) fn native(is_caller: bool) -> FrameRecord {
+    let kind = if is_caller { NATIVE_CALLER } else { NATIVE };
+    FrameRecord([0, 0, 0, kind])
+}
+
+/// Whether a frame without a function of JavaScript is a caller. `None` for other records.
+pub(crate) fn is_native_caller(record: &FrameRecord) -> Option<bool> {
+    let kinds = [NATIVE, NATIVE_CALLER];
+    let found = kinds.iter().position(|kind| record.0[3] == *kind);
+    found.map(|found| found == 1)
+}
 
 impl Record {
-    /// The record of a frame that has no function.
-    pub(crate) const NONE: FrameRecord = FrameRecord([0; 4]);
-
     pub(crate) fn encoded(self) -> FrameRecord {
         let place = match self.place {
             Place::Instruction => INSTRUCTION,
@@ -100,7 +112,13 @@ mod tests {
                 assert_eq!(Record::decoded(&record.encoded()), Some(record));
             }
         }
-        assert_eq!(Record::decoded(&Record::NONE), None);
+        for is_caller in [false, true] {
+            let record = native(is_caller);
+            assert_eq!(is_native_caller(&record), Some(is_caller));
+            assert_eq!(Record::decoded(&record), None);
+        }
+        assert_eq!(Record::decoded(&FrameRecord([0; 4])), None);
+        assert_eq!(is_native_caller(&FrameRecord([0; 4])), None);
         assert_eq!(Record::decoded(&FrameRecord([u64::MAX; 4])), None);
     }
 }

@@ -11,7 +11,7 @@ use crate::builtins::Builtins;
 use crate::code::CodeFinder;
 use crate::heap::{Heap, Object, small_integer};
 use crate::layout::Layout;
-use crate::record::{Place, Record};
+use crate::record::{Place, Record, native};
 
 // Registers by their DWARF numbers (System V ABI for x86-64, figure 3.36), and what V8 has in them.
 const FUNCTION: u8 = 5;
@@ -181,7 +181,7 @@ impl Walker {
                 Place::Instruction,
             )
         } else {
-            Record::NONE
+            native(false)
         };
         let record = Some(record);
         Ok(GeneratedFrame { caller, record })
@@ -308,7 +308,7 @@ impl GeneratedCode for Walker {
             && of_script.is_some()
             && let Some(caller) = self.caller_of_builtin(&heap, stack, pointer)
         {
-            let record = Some(Record::NONE);
+            let record = Some(native(false));
             return Ok(GeneratedFrame { caller, record });
         }
         let register = frame.get(BYTECODE_OFFSET).filter(|_| is_innermost);
@@ -320,8 +320,8 @@ impl GeneratedCode for Walker {
             Area::Builtin => Place::Unknown,
         };
         let record = match (of_script, area) {
-            (None, Area::Builtin | Area::Interpreter) => Record::NONE,
-            (None, Area::Generated(_)) if function.is_none() => Record::NONE,
+            (None, Area::Builtin | Area::Interpreter) => native(!is_innermost),
+            (None, Area::Generated(_)) if function.is_none() => native(!is_innermost),
             (function, _) => Self::record(&heap, instruction, function, place),
         };
         let mut caller = FrameRegisters::new(words.return_address);

@@ -94,9 +94,9 @@ impl Reader {
         let named = |(address, record): &(u64, Option<FrameRecord>)| {
             let frames = record.map(|record| self.runtime.frames(&target, *address, &record));
             let frames = frames.unwrap_or_default();
-            let named = frames.iter().map(|frame| match frame {
-                Frame::Named(named) => NamedFrame::clone(named),
-                Frame::Native { .. } => panic!("{frame:?}"),
+            let named = frames.iter().filter_map(|frame| match frame {
+                Frame::Named(named) => Some(NamedFrame::clone(named)),
+                Frame::Native { .. } => None,
             });
             named.collect::<Vec<_>>()
         };
