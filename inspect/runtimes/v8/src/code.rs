@@ -137,6 +137,11 @@ impl Heap<'_> {
         })
     }
 
+    /// The bytecode that baseline code was generated from.
+    pub(crate) fn bytecode_of(&self, code: &Code) -> Option<Object> {
+        self.bytecode_behind(code.object)
+    }
+
     /// Returns whether the same code is still where it was.
     pub(crate) fn is_still(&self, code: &Code) -> bool {
         self.code(code.object).as_ref() == Some(code)

@@ -73,9 +73,13 @@ impl Heap<'_> {
 
     /// The bytecode of a function.
     pub(crate) fn bytecode(&self, shared: Object) -> Option<Object> {
+        self.bytecode_behind(self.object(shared, Layout::SHARED_DATA)?)
+    }
+
+    /// The bytecode to which an object leads, such as baseline code.
+    pub(crate) fn bytecode_behind(&self, mut data: Object) -> Option<Object> {
         const MAX_LINKS: usize = 4;
         let types = &self.layout.types;
-        let mut data = self.object(shared, Layout::SHARED_DATA)?;
         for _ in 0..MAX_LINKS {
             let kind = self.instance_type(data)?;
             if kind == types.bytecode {

@@ -71,6 +71,12 @@ impl V8Process {
         };
         let called = match (&code, record.function) {
             (Some(code), _) if heap.is_optimized(code) => self.optimized(heap, code, record)?,
+            (Some(code), Some((shared, _)))
+                if heap.is_baseline(code) && heap.bytecode_of(code) != heap.bytecode(shared) =>
+            {
+                // The code was replaced by another function's, or the function by another one.
+                return None;
+            }
             (_, Some((shared, _))) => {
                 let position = self.position(heap, record, code.as_ref());
                 vec![Called { shared, position }]
@@ -111,6 +117,18 @@ impl V8Process {
             _ => return None,
         };
         heap.bytecode_position(bytecode, offset.into())
+    }
+
+    /// Returns whether a frame executes a function: other code is that of regular expressions and of WebAssembly.
+    fn is_function(&self, heap: &Heap<'_>, record: &Record) -> bool {
+        match record.place {
+            Place::Bytecode(_) | Place::Unknown => true,
+            Place::Instruction | Place::Call => {
+                let code = self.code_at(heap, record.instruction);
+                let is_compiled = |code: &Code| heap.is_baseline(code) || heap.is_optimized(code);
+                record.function.is_some() || code.as_ref().is_some_and(is_compiled)
+            }
+        }
     }
 
     fn code_at(&self, heap: &Heap<'_>, address: u64) -> Option<Code> {
@@ -202,8 +220,7 @@ impl RuntimeProcess for V8Process {
                 kept.insert(*record, found.clone());
                 found.frames
             }
-            None if decoded.function.is_some() => unnamed(),
-            // Code of something else than a function, such as of a regular expression.
+            None if self.is_function(&heap, &decoded) => unnamed(),
             None => native(decoded.place == Place::Call),
         }
     }

@@ -204,6 +204,30 @@ impl Walker {
         Some(caller)
     }
 
+    /// The frame of an interpreted function.
+    fn interpreted(
+        &self,
+        heap: &Heap<'_>,
+        frame: &FrameRegisters,
+        words: &Words,
+        is_innermost: bool,
+    ) -> GeneratedFrame {
+        let bytecode = Object::strong(words.bytecode);
+        // The stack may be older than the heap, and the function have been moved since: it is another one then.
+        let has_bytecode = |function: &Object| {
+            let shared = heap.shared(*function);
+            bytecode.is_some() && shared.and_then(|shared| heap.bytecode(shared)) == bytecode
+        };
+        let function = words.function(heap).filter(has_bytecode);
+        let register = frame.get(BYTECODE_OFFSET).filter(|_| is_innermost);
+        let place = self.bytecode_offset(heap, words, register);
+        let instruction = frame.instruction_pointer;
+        GeneratedFrame {
+            caller: words.caller(),
+            record: Some(Self::record(heap, instruction, function, place)),
+        }
+    }
+
     /// The offset in the bytecode of an interpreted function that was interrupted, or calls another.
     fn bytecode_offset(&self, heap: &Heap<'_>, words: &Words, register: Option<u64>) -> Place {
         // From the array's start, whose address is its own with the tag.
@@ -226,6 +250,7 @@ impl Walker {
 
 /// The words around a frame pointer.
 struct Words {
+    pointer: u64,
     bytecode_offset: u64,
     bytecode: u64,
     function: u64,
@@ -241,6 +266,7 @@ impl Words {
         let words = bytes.as_chunks::<8>().0;
         let word = |index: usize| u64::from_le_bytes(words[index]);
         Ok(Self {
+            pointer,
             bytecode_offset: word(1),
             bytecode: word(2),
             function: word(4),
@@ -248,6 +274,14 @@ impl Words {
             frame_pointer: word(6),
             return_address: word(7),
         })
+    }
+
+    /// The caller of the frame.
+    fn caller(&self) -> FrameRegisters {
+        let mut caller = FrameRegisters::new(self.return_address);
+        caller.set(STACK_POINTER, self.pointer.wrapping_add(16));
+        caller.set(FRAME_POINTER, self.frame_pointer);
+        caller
     }
 
     /// The function, unless the frame has its type where a function's frame has its context.
@@ -303,6 +337,9 @@ impl GeneratedCode for Walker {
             shared.is_some_and(|shared| heap.identity(shared).is_some())
         };
         let of_script = function.filter(|function| is_script(*function));
+        if area == Area::Interpreter && of_script.is_some() {
+            return Ok(self.interpreted(&heap, frame, &words, is_innermost));
+        }
         if area == Area::Builtin
             && is_innermost
             && of_script.is_some()
@@ -311,22 +348,18 @@ impl GeneratedCode for Walker {
             let record = Some(native(false));
             return Ok(GeneratedFrame { caller, record });
         }
-        let register = frame.get(BYTECODE_OFFSET).filter(|_| is_innermost);
         let place = match area {
             Area::Generated(_) if is_innermost => Place::Instruction,
             Area::Generated(_) => Place::Call,
-            Area::Interpreter => self.bytecode_offset(&heap, &words, register),
             // Its own frame is not there, and its caller's place not known.
-            Area::Builtin => Place::Unknown,
+            Area::Interpreter | Area::Builtin => Place::Unknown,
         };
         let record = match (of_script, area) {
             (None, Area::Builtin | Area::Interpreter) => native(!is_innermost),
             (None, Area::Generated(_)) if function.is_none() => native(!is_innermost),
             (function, _) => Self::record(&heap, instruction, function, place),
         };
-        let mut caller = FrameRegisters::new(words.return_address);
-        caller.set(STACK_POINTER, pointer.wrapping_add(16));
-        caller.set(FRAME_POINTER, words.frame_pointer);
+        let caller = words.caller();
         let record = Some(record);
         Ok(GeneratedFrame { caller, record })
     }
