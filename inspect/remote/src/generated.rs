@@ -50,6 +50,12 @@ pub trait GeneratedCode: fmt::Debug + Send + Sync {
     /// that is not mapped.
     fn ranges(&self) -> Vec<Range<u64>>;
 
+    /// Returns whether frame pointers lead from its frames to their callers, so that stacks are whole also where its steps are
+    /// not taken.
+    fn has_frame_pointers(&self) -> bool {
+        false
+    }
+
     /// Returns whether it walks the code at this address.
     fn covers(&self, address: u64) -> bool;
 

@@ -45,6 +45,13 @@ impl GeneratedWalkers {
         ranges
     }
 
+    /// Returns true if one of them walks the code at an address, from which no frame pointer leads to the caller.
+    #[must_use]
+    pub fn lose_frames_at(&self, address: u64) -> bool {
+        let mut walkers = self.walkers.iter();
+        walkers.any(|walker| !walker.has_frame_pointers() && walker.covers(address))
+    }
+
     /// Returns true if one of them walks the code at an address.
     #[must_use]
     pub fn cover(&self, address: u64) -> bool {

@@ -20,6 +20,8 @@ use crate::walker::Walker;
 
 /// Maximum number of ranges of generated code. A large program has some hundred.
 const MAX_RANGES: usize = 1 << 14;
+/// Maximum size of unmapped memory between parts of the same region: V8 reserves 128 MiB for the code of an isolate.
+const MAX_GAP: u64 = 512 << 20;
 /// Maximum number of frames that are kept by their records.
 const MAX_KEPT: usize = 1 << 14;
 
@@ -169,14 +171,22 @@ impl RuntimeProcess for V8Process {
             builtins: self.builtins.clone(),
             finder: self.finder.clone(),
             code: Vec::new(),
+            regions: Vec::new(),
             copies: Vec::new(),
         };
+        let mut is_behind_code = false;
         let visited = target.executable_mappings(&mut |found| {
-            if found.mapping.inode == 0 && found.mapping.name.is_empty() {
-                walker.code.push(found.mapping.start..found.mapping.end);
-            } else {
-                walker.copies.extend(self.builtins_in(found));
+            let range = found.mapping.start..found.mapping.end;
+            let is_code = found.mapping.inode == 0 && found.mapping.name.is_empty();
+            match walker.regions.last_mut() {
+                Some(last) if is_code && is_behind_code && range.start - last.end <= MAX_GAP => {
+                    last.end = range.end;
+                }
+                _ if is_code => walker.regions.push(range.clone()),
+                _ => walker.copies.extend(self.builtins_in(found)),
             }
+            walker.code.extend(is_code.then_some(range));
+            is_behind_code = is_code;
             if walker.code.len() + walker.copies.len() < MAX_RANGES {
                 ControlFlow::Continue(())
             } else {

@@ -42,6 +42,8 @@ pub(crate) struct Walker {
     pub(crate) finder: Arc<CodeFinder>,
     /// Memory with generated code, in ascending order.
     pub(crate) code: Vec<Range<u64>>,
+    /// The same, with unmapped memory between parts of it that have no other code between them.
+    pub(crate) regions: Vec<Range<u64>>,
     /// Addresses of builtins in the process. V8 can have them twice, for calls over a short distance.
     pub(crate) copies: Vec<Range<u64>>,
 }
@@ -261,18 +263,22 @@ struct Words {
 
 impl Words {
     fn read(memory: &dyn Memory, pointer: u64) -> Result<Self, MemoryError> {
+        let start = pointer.wrapping_sub(BELOW);
         let mut bytes = [0; FRAME];
-        memory.read(pointer.wrapping_sub(BELOW), &mut bytes)?;
-        let words = bytes.as_chunks::<8>().0;
-        let word = |index: usize| u64::from_le_bytes(words[index]);
+        // Copies of stacks are read by words.
+        let all = memory.read(start, &mut bytes).map(|()| bytes);
+        let word = |index: usize| match &all {
+            Ok(bytes) => Ok(u64::from_le_bytes(bytes.as_chunks::<8>().0[index])),
+            Err(_) => memory.read_u64(start.wrapping_add(8 * index as u64)),
+        };
         Ok(Self {
             pointer,
-            bytecode_offset: word(1),
-            bytecode: word(2),
-            function: word(4),
-            context_or_type: word(5),
-            frame_pointer: word(6),
-            return_address: word(7),
+            bytecode_offset: word(1)?,
+            bytecode: word(2)?,
+            function: word(4)?,
+            context_or_type: word(5)?,
+            frame_pointer: word(6)?,
+            return_address: word(7)?,
         })
     }
 
@@ -284,10 +290,13 @@ impl Words {
         caller
     }
 
-    /// The function, unless the frame has its type where a function's frame has its context.
+    /// Returns whether the frame has its type where a function's frame has its context.
+    fn is_typed(&self) -> bool {
+        self.context_or_type & 1 == 0
+    }
+
     fn function(&self, heap: &Heap<'_>) -> Option<Object> {
-        let has_context = self.context_or_type & 1 == 1;
-        let function = Object::strong(self.function).filter(|_| has_context);
+        let function = Object::strong(self.function).filter(|_| !self.is_typed());
         function.filter(|it| heap.is_function(*it))
     }
 }
@@ -297,6 +306,17 @@ fn register(frame: &FrameRegisters, number: u8) -> Result<u64, GeneratedEnd> {
 }
 
 impl GeneratedCode for Walker {
+    fn ranges(&self) -> Vec<Range<u64>> {
+        let ranges = self.regions.iter().chain(&self.copies);
+        let mut ranges: Vec<_> = ranges.cloned().collect();
+        ranges.sort_unstable_by_key(|range| range.start);
+        ranges
+    }
+
+    fn has_frame_pointers(&self) -> bool {
+        true
+    }
+
     fn covers(&self, address: u64) -> bool {
         self.area(address).is_some()
     }
@@ -359,8 +379,11 @@ impl GeneratedCode for Walker {
             (None, Area::Generated(_)) if function.is_none() => native(!is_innermost),
             (function, _) => Self::record(&heap, instruction, function, place),
         };
-        let caller = words.caller();
-        let record = Some(record);
-        Ok(GeneratedFrame { caller, record })
+        // A bytecode that calls has a frame of its own, which is part of the function's.
+        let is_part = area == Area::Interpreter && words.is_typed();
+        Ok(GeneratedFrame {
+            caller: words.caller(),
+            record: (!is_part).then_some(record),
+        })
     }
 }

@@ -180,7 +180,7 @@ impl Decoder<'_> {
         };
         let is_walked = |frame: &Frame| {
             let address = frame.lookup_address();
-            address.is_some_and(|address| walkers.walkers.cover(address))
+            address.is_some_and(|address| walkers.walkers.lose_frames_at(address))
         };
         let first = self.stacks.user.iter().position(is_walked);
         self.stacks

@@ -26,7 +26,7 @@ const MAX_FILES: usize = 256;
 const MAX_TABLES: usize = 64 << 20;
 /// Maximum size of a file, in bytes: reading the tables of larger ones takes as long as making their rows, beside which it would
 /// go on.
-const MAX_FILE: u64 = 128 << 20;
+const MAX_FILE: u64 = 256 << 20;
 /// Time without a request after which no tables are kept: early stacks come in bursts.
 const MAX_REST: Duration = Duration::from_secs(5);
 /// Number of rules from which on the next walk begins with none: there must be room for those of a stack.
