@@ -11,6 +11,8 @@ use crate::positions::{Bytes, MAX_TABLE, Position, position_at};
 const MAX_CODE: u64 = 1 << 20;
 /// Bytes that are searched at a time.
 const CHUNK: u64 = 4096;
+/// Maximum number of places that look like the start of code and are not.
+const MAX_CANDIDATES: usize = 64;
 /// Maximum number of functions of one optimized function at an instruction.
 pub(crate) const MAX_INLINED: usize = 64;
 /// Bytes of an entry of the table of inlined calls: a position, and the number of a function.
@@ -79,6 +81,7 @@ impl CodeFinder {
             .checked_sub(Layout::STREAM_HEADER)?
             .checked_add(16)?;
         let mut bytes = vec![0; CHUNK as usize];
+        let mut left = MAX_CANDIDATES;
         while end > lowest {
             let start = lowest.max(end.saturating_sub(1) / CHUNK * CHUNK);
             let bytes = &mut bytes[..(end - start) as usize];
@@ -91,8 +94,11 @@ impl CodeFinder {
             }
             while at >= start {
                 let words = &bytes[(at - start) as usize..];
-                if let Some(code) = self.at(heap, at, words) {
-                    return (address <= code.range.end).then_some(code);
+                if let Some(code) = self.code_of(words) {
+                    if let Some(code) = self.at(heap, at, code) {
+                        return (address <= code.range.end).then_some(code);
+                    }
+                    left = left.checked_sub(1)?;
                 }
                 at -= Layout::CODE_ALIGNMENT;
             }
@@ -101,8 +107,8 @@ impl CodeFinder {
         None
     }
 
-    /// The code whose instructions' object is at an address with these first words.
-    fn at(&self, heap: &Heap<'_>, address: u64, words: &[u8]) -> Option<Code> {
+    /// The code that an object with these first words belongs to, if it can be one with instructions.
+    fn code_of(&self, words: &[u8]) -> Option<Object> {
         let word = |index: usize| {
             let bytes = words.get(8 * index..)?.first_chunk()?;
             Some(u64::from_le_bytes(*bytes))
@@ -112,13 +118,19 @@ impl CodeFinder {
         if known != 0 && map != known || Object::strong(map).is_none() {
             return None;
         }
-        let object = Object::strong(word((Layout::STREAM_CODE / 8) as usize)?)?;
-        let stream = heap.of_type(Object::at(address), heap.layout.types.instruction_stream);
-        let start = address + Layout::STREAM_HEADER;
-        let code = heap.code(object).filter(|code| code.range.start == start);
-        stream.and(code.as_ref())?;
-        self.streams.store(map, Ordering::Relaxed);
-        code
+        Object::strong(word((Layout::STREAM_CODE / 8) as usize)?)
+    }
+
+    /// The code whose instructions are behind an address, if `code` says the same.
+    fn at(&self, heap: &Heap<'_>, address: u64, code: Object) -> Option<Code> {
+        let stream = Object::at(address);
+        heap.of_type(stream, heap.layout.types.instruction_stream)?;
+        let code = heap.code(code)?;
+        if code.range.start != address + Layout::STREAM_HEADER {
+            return None;
+        }
+        self.streams.store(heap.word(stream, 0)?, Ordering::Relaxed);
+        Some(code)
     }
 }
 

@@ -18,7 +18,7 @@ impl Object {
     /// The object that a strong reference refers to. `None` for other words.
     pub(crate) fn strong(word: u64) -> Option<Self> {
         let is_one = word & 3 == 1 && word < END_OF_MEMORY;
-        is_one.then_some(Object(word - 1))
+        is_one.then(|| Object(word - 1))
     }
 
     /// [`Self::strong`], or a weak reference.

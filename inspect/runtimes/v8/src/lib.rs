@@ -20,6 +20,9 @@ mod text;
 mod translation;
 mod walker;
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use otelctx_reader::remote::{Machine, Modules, Target};

@@ -194,6 +194,7 @@ impl RuntimeProcess for V8Process {
             }
         });
         visited.ok()?;
+        self.scripts.begin();
         let walker = Arc::new(walker);
         let mut last = self.walker.lock().unwrap_or_else(PoisonError::into_inner);
         *last = Some(walker.clone());

@@ -11,6 +11,8 @@ use crate::layout::Layout;
 const MAX_NAME: u32 = 4096;
 /// Maximum length of a source whose lines are counted, in characters.
 const MAX_SOURCE: u32 = 64 << 20;
+/// Maximum number of characters of sources that are read in a dump, or each time that a process has more code.
+const MAX_READ: u64 = 256 << 20;
 /// Maximum number of lines of all scripts that are kept.
 const MAX_LINES: usize = 1 << 20;
 /// Maximum number of scripts that are kept.
@@ -55,9 +57,23 @@ pub(crate) struct Scripts(Mutex<Kept>);
 struct Kept {
     scripts: HashMap<Key, Arc<Script>>,
     lines: usize,
+    /// Number of characters that were read since [`Scripts::begin`].
+    read: u64,
 }
 
 impl Scripts {
+    /// Permits to read as many sources as at first.
+    pub(crate) fn begin(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).read = 0;
+    }
+
+    /// Returns whether as many more characters may be read.
+    fn may_read(&self, count: u32) -> bool {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.read = kept.read.saturating_add(count.into());
+        kept.read <= MAX_READ
+    }
+
     /// A script, whose type was checked. `None` if it cannot be read.
     pub(crate) fn get(&self, heap: &Heap<'_>, script: Object) -> Option<Arc<Script>> {
         let key = heap.script_key(script)?;
@@ -65,7 +81,8 @@ impl Scripts {
         if let Some(known) = kept(&self.0.lock().unwrap_or_else(PoisonError::into_inner)) {
             return Some(known);
         }
-        let read = Arc::new(heap.read_script(script, key)?);
+        let may_read = self.may_read(key.length);
+        let read = Arc::new(heap.read_script(script, key, may_read)?);
         // It may have been moved meanwhile.
         if heap.script_key(script)? != key {
             return None;
@@ -73,9 +90,13 @@ impl Scripts {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let lines = read.line_ends.as_ref().map_or(0, Vec::len);
         if all.lines + lines > MAX_LINES || all.scripts.len() >= MAX_SCRIPTS {
-            *all = Kept::default();
+            let read = all.read;
+            *all = Kept {
+                read,
+                ..Kept::default()
+            };
         }
-        if lines <= MAX_LINES {
+        if lines <= MAX_LINES && may_read {
             all.lines += lines;
             all.scripts.insert(key, read.clone());
         }
@@ -104,10 +125,11 @@ impl Heap<'_> {
         })
     }
 
-    fn read_script(&self, script: Object, key: Key) -> Option<Script> {
+    fn read_script(&self, script: Object, key: Key, has_lines: bool) -> Option<Script> {
         let name = Object::strong(key.name).filter(|name| self.is_string(*name));
         let name = name.map_or(Some(String::new()), |name| self.text(name, MAX_NAME))?;
         let source = Object::strong(key.source).filter(|source| self.is_string(*source));
+        let source = source.filter(|_| has_lines);
         Some(Script {
             name,
             first_line: self.integer(script, Layout::SCRIPT_LINE)?,

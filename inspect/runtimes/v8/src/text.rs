@@ -4,8 +4,9 @@ use std::ops::ControlFlow;
 
 use crate::heap::{Heap, Object};
 
-/// Maximum number of parts of a string that are visited.
-const MAX_PARTS: usize = 1 << 16;
+/// Maximum number of parts of a string that are visited. Names and sources are flat, or refer to a flat string, once they
+/// were used.
+const MAX_PARTS: usize = 1 << 10;
 /// Number of characters that are read at a time.
 const CHUNK: u32 = 1 << 14;
 

@@ -2,6 +2,7 @@
 
 #![cfg(target_arch = "x86_64")]
 
+mod announced;
 mod truth;
 
 use std::sync::Arc;
@@ -133,5 +134,55 @@ fn compare_blocked(version: &str, arguments: &[&str], stacks: usize) {
 fn functions_of_a_blocked_thread_are_those_that_the_program_says() {
     for version in VERSIONS {
         compare_blocked(version, &["997"], tier::usual_or_all(200, 1000));
+    }
+}
+
+/// Functions and scripts are made anew, and collected, while their stacks are read.
+#[test]
+fn functions_that_come_and_go_are_those_that_the_program_says() {
+    for version in VERSIONS {
+        compare_blocked(version, &["397", "churn"], tier::usual_or_all(200, 1000));
+    }
+}
+
+/// At whatever instruction a thread is, its generated code is of the function that V8 itself announces.
+#[test]
+fn functions_of_generated_code_are_those_that_v8_announces() {
+    for version in VERSIONS {
+        let Some(node) = Node::with_version(version) else {
+            continue;
+        };
+        let mut command = node.program();
+        let program = otelctx_fixtures::program_source("js_stacks.js");
+        command.arg("--perf-basic-prof").arg(program).arg("never");
+        let target = Target::spawn(&mut command);
+        let reader = Reader::new(target.pid());
+        let mut tally = announced::Tally::default();
+        let (wanted, mut samples) = (tier::usual_or_all(200, 2000), 0);
+        while tally.compared < wanted {
+            samples += 1;
+            let pid = target.pid();
+            let stopped = Stopped::stop(&reader.process, pid, STOP_TIMEOUT).unwrap();
+            let registers = Registers::of_stopped(stopped.registers()).unwrap();
+            let (walked, end) = reader.walk(&registers);
+            tally.whole += usize::from(end == StackEnd::Start);
+            let names = announced::Names::read(pid);
+            for (index, frame) in walked.iter().enumerate() {
+                // The call is before the address to which it returns.
+                let address = frame.0 - u64::from(index > 0);
+                let functions = reader.functions(&vec![*frame]);
+                if let Some(expected) = names.at(address) {
+                    tally.compare(version, expected, functions.last());
+                }
+            }
+            drop(stopped);
+        }
+        println!("{version}: {tally:?} of {samples}");
+        assert_eq!(tally.wrong, 0, "{version}");
+        assert!(100 * tally.whole >= 95 * samples, "{version}: {tally:?}");
+        assert!(
+            100 * tally.unnamed <= 2 * tally.compared,
+            "{version}: {tally:?}"
+        );
     }
 }
