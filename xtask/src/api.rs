@@ -16,7 +16,8 @@ use crate::workspace::{git, root};
 const CRATES: &str = "publish/format publish/otelctx publish/build publish/tracing \
     publish/opentelemetry inspect/remote inspect/reader inspect/track inspect/unwind inspect/waits profile/model \
     profile/sampler profile/symbolize profile/write profile/page profile/export profile/worker \
-    inspect/runtimes/cpython inspect/runtimes/go inspect/runtimes/hotspot inspect/runtimes/nodejs cli";
+    inspect/runtimes/cpython inspect/runtimes/go inspect/runtimes/hotspot inspect/runtimes/nodejs \
+    inspect/runtimes/v8 cli";
 
 /// Compares the lists, or writes them.
 pub(crate) fn run(writes: bool) -> Done {

@@ -402,22 +402,10 @@ fn functions_of_node_have_the_names_that_it_announces() {
         let samples = record_spinning(&scratch, &mut command);
         assert_calls(&samples, &SPINNING, 90, flags[0]);
     }
+    // Without them, its functions are read: all but in the first samples, until it is known which runtime it has.
     let mut command = node.command(&[], "spinning.js");
     let samples = record_spinning(&scratch, &mut command);
-    let named = samples
-        .iter()
-        .filter(|it| it.calls("[JavaScript in node]"))
-        .count();
-    assert!(
-        100 * named >= 90 * samples.len(),
-        "{named} of {}",
-        samples.len()
-    );
-    assert!(
-        !samples
-            .iter()
-            .any(|it| SPINNING.iter().any(|name| it.calls(name)))
-    );
+    assert_calls(&samples, &SPINNING, 25, "its own names");
 }
 
 /// A program of Java's, killed when dropped.

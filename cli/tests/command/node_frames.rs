@@ -18,20 +18,19 @@ const NATIVE: [(&str, &str); 4] = [
     ("parse", "v8::internal::Builtin_JsonParse("),
     ("forEach", "Builtins_ArrayForEach"),
 ];
-/// The name for each function that the interpreter executes, unless Node.js announces them one by
-/// one.
-const INTERPRETER: &str = "Builtins_InterpreterEntryTrampoline";
-/// Functions of Node.js itself, some of which were there before it could announce them.
+/// The function that computes, on any of its lines.
+const INNERMOST: &str = "compute";
+/// Functions of Node.js itself.
 const OWN: &str = "of Node.js";
 
-/// `known_frames.js`, which computes until it is dropped, and removes the map of its names then.
+/// `known_frames.js`, which computes until it is dropped, without any option that concerns names.
 struct Program(Target);
 
 impl Program {
-    fn start(version: &str, flags: &[&str]) -> Option<Self> {
+    fn start(version: &str) -> Option<Self> {
         let node = Node::with_version(version)?;
         Some(Self(Target::spawn(
-            &mut node.command(flags, "known_frames.js"),
+            &mut node.command(&[], "known_frames.js"),
         )))
     }
 
@@ -44,7 +43,8 @@ impl Program {
         let lines = self.0.lines.iter();
         let calls = lines.filter_map(|line| line.strip_prefix("frame "));
         let call = |words: &str| {
-            let [function, file, line] = words.split(' ').collect::<Vec<_>>()[..] else {
+            let [function, file, line, first_line] = words.split(' ').collect::<Vec<_>>()[..]
+            else {
                 panic!("{words}")
             };
             match (function, file) {
@@ -52,18 +52,13 @@ impl Program {
                 (_, file) if file.starts_with("node:") => OWN.to_owned(),
                 ("-", file) => {
                     let name = file.rsplit('/').next().unwrap();
-                    format!("(anonymous {name}:{line}) {file}:{line}")
+                    format!("(anonymous {name}:{first_line}) {file}:{line}")
                 }
+                (INNERMOST, file) => format!("{INNERMOST} {file}"),
                 _ => format!("{function} {file}:{line}"),
             }
         };
         calls.map(call).collect()
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(format!("/tmp/perf-{}.map", self.0.pid()));
     }
 }
 
@@ -73,10 +68,13 @@ pub(crate) type Shown = (String, String, i64);
 /// Returns the calls of a stack to compare: functions in JavaScript, and those of [`NATIVE`].
 fn calls_of(stack: &[Shown]) -> Vec<String> {
     let call = |(function, file, line): &Shown| {
-        if function == INTERPRETER || file.starts_with("node:") {
+        if file.starts_with("node:") {
             return Some(OWN.to_owned());
         }
-        if file.ends_with(".js") || function.starts_with("[JavaScript") {
+        if function == INNERMOST {
+            return Some(format!("{function} {file}"));
+        }
+        if file.ends_with(".js") {
             return Some(format!("{function} {file}:{line}"));
         }
         let native = NATIVE.iter().find(|(_, name)| function.starts_with(name));
@@ -122,7 +120,13 @@ pub(crate) fn stacks(data: &ProfilesData, thread: &str) -> Vec<Vec<Shown>> {
     found
 }
 
-const MAP: [&str; 2] = ["--perf-basic-prof", "--interpreted-frames-native-stack"];
+/// Returns whether a stack is from before the runtime was known, which names functions.
+fn is_early(stack: &[Shown]) -> bool {
+    const INTERPRETER: &str = "Builtins_InterpreterEntryTrampoline";
+    let is_unnamed =
+        |function: &str| function.starts_with("[JavaScript") || function == INTERPRETER;
+    stack.iter().any(|(function, ..)| is_unnamed(function))
+}
 
 #[test]
 fn samples_have_the_functions_of_javascript_between_those_of_v8_in_the_order_of_their_calls() {
@@ -130,7 +134,7 @@ fn samples_have_the_functions_of_javascript_between_those_of_v8_in_the_order_of_
         return eprintln!("skipped: needs root");
     }
     for version in ["22", "24", "26"] {
-        let Some(program) = Program::start(version, &MAP) else {
+        let Some(program) = Program::start(version) else {
             continue;
         };
         let calls = program.calls();
@@ -146,21 +150,15 @@ fn samples_have_the_functions_of_javascript_between_those_of_v8_in_the_order_of_
             let thread = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
             let stacks = stacks(&otlp::read(&path), thread.trim_end());
             let mut named = 0;
-            for stack in &stacks {
-                let mut found = calls_of(stack);
-                // It was compiled again since the map was read.
-                let is_new = |it: &String| it.starts_with("[JavaScript in node]");
-                let is_named = !found.first().is_some_and(is_new);
-                if let (false, Some(innermost)) = (is_named, found.first_mut()) {
-                    calls[0].clone_into(innermost);
-                }
+            for stack in stacks.iter().filter(|stack| !is_early(stack)) {
+                let found = calls_of(stack);
                 // The tables of the program were not read yet: it has the innermost frames.
                 if stack.last().is_none_or(|it| it.0 != "_start") {
                     assert!(calls.starts_with(&found), "{version}: {stack:#?}");
                     continue;
                 }
                 assert_eq!(found, calls, "{version}: {stack:#?}");
-                named += usize::from(is_named);
+                named += 1;
             }
             println!("{version}: {named} of {} samples", stacks.len());
             let is_enough = named >= 20 && named * 2 >= stacks.len();
@@ -189,7 +187,7 @@ fn dumped(program: &Program) -> Vec<Shown> {
 #[test]
 fn dump_shows_the_functions_of_javascript_in_the_order_of_their_calls() {
     for version in ["22", "24", "26"] {
-        let Some(program) = Program::start(version, &MAP) else {
+        let Some(program) = Program::start(version) else {
             continue;
         };
         let stack = dumped(&program);
@@ -197,34 +195,10 @@ fn dump_shows_the_functions_of_javascript_in_the_order_of_their_calls() {
     }
 }
 
-/// There are as many frames, of which none has a name: they say what they are and which module runs them.
-#[test]
-fn functions_of_javascript_without_a_name_say_which_module_runs_them() {
-    let Some(program) = Program::start("24", &[]) else {
-        return;
-    };
-    // Until it is compiled.
-    let stack = given_time(|seconds| {
-        std::thread::sleep(Duration::from_secs_f64(seconds.parse().unwrap()));
-        let stack = dumped(&program);
-        let is_compiled = stack[0].0.starts_with('[');
-        is_compiled.then_some(stack.clone()).ok_or(stack)
-    });
-    assert_eq!(stack[0].0, "[JavaScript in node]");
-    let mut expected = program.calls();
-    for call in &mut expected {
-        if !call.starts_with("native ") {
-            OWN.clone_into(call);
-        }
-    }
-    "[JavaScript in node] :0".clone_into(&mut expected[0]);
-    assert_eq!(calls_of(&stack), expected, "{stack:#?}");
-}
-
 /// The names are the same as those of `record`.
 #[test]
 fn top_shows_functions_of_javascript_by_their_names() {
-    let Some(program) = Program::start("24", &MAP) else {
+    let Some(program) = Program::start("24") else {
         return;
     };
     let pid = program.pid();

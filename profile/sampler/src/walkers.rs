@@ -12,6 +12,8 @@ use crate::user_stack;
 
 /// How long to wait until runtimes are asked again whether they have generated code.
 const INTERVAL: Duration = Duration::from_millis(100);
+/// The longest time until then, where nothing reports changes: memory can become executable that was mapped before.
+const MAX_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The walkers of a process, and its memory.
 #[derive(Debug)]
@@ -63,6 +65,10 @@ pub(crate) struct KnownWalkers {
     runtimes: Arc<[Present]>,
     changes: u64,
     next: Instant,
+    /// How long to wait without changes.
+    interval: Duration,
+    poll: Instant,
+    is_new: bool,
 }
 
 impl Default for KnownWalkers {
@@ -72,12 +78,16 @@ impl Default for KnownWalkers {
             runtimes: Arc::default(),
             changes: 0,
             next: Instant::now(),
+            interval: INTERVAL,
+            poll: Instant::now(),
+            is_new: false,
         }
     }
 }
 
 impl KnownWalkers {
-    /// Returns the walkers of a process. Asks its runtimes again if these, or its executable memory, have changed.
+    /// Returns the walkers of a process. Asks its runtimes again if these, or its executable memory, have changed; without
+    /// reports of that, less and less often.
     pub(crate) fn get(
         &mut self,
         process: &TrackedProcess,
@@ -86,12 +96,26 @@ impl KnownWalkers {
         let runtimes = process.runtimes();
         let now = Instant::now();
         let is_new = !Arc::ptr_eq(&self.runtimes, runtimes);
-        if is_new || self.changes != changes && now >= self.next {
+        let is_changed = self.changes != changes;
+        if is_new || now >= self.next && (is_changed || now >= self.poll) {
             self.live = LiveWalkers::of(process.pid(), runtimes);
             self.runtimes = runtimes.clone();
             self.changes = changes;
             self.next = now + INTERVAL;
+            self.interval = if is_new || is_changed {
+                INTERVAL
+            } else {
+                (2 * self.interval).min(MAX_INTERVAL)
+            };
+            self.poll = now + self.interval;
+            self.is_new = true;
         }
         self.live.as_ref()
+    }
+
+    /// Returns the walkers if the runtimes were asked since the last time.
+    pub(crate) fn take_new(&mut self) -> Option<Arc<LiveWalkers>> {
+        let is_new = std::mem::take(&mut self.is_new);
+        self.live.clone().filter(|_| is_new)
     }
 }

@@ -19,7 +19,7 @@ pub(crate) struct Part {
 const LINKERS: &str =
     "binary(matrix) | binary(links) | binary(mix) | binary(copies) | binary(export)";
 const INTERPRETERS: &str =
-    "package(otelctx-python) | package(otelctx-node) | package(otelctx-napi)";
+    "package(otelctx-python) | package(otelctx-node) | package(otelctx-v8) | package(otelctx-napi)";
 const COLLECTOR: &str =
     "binary(real_collector) | binary(collected_spans) | binary(queue_collector)";
 const VIEWERS: &str = "binary(viewers)";

@@ -96,6 +96,10 @@ impl Decoder<'_> {
             user_end = None;
         }
         let mut stack_end = user_end.map(|end| self.explain_end(head, end));
+        if let Some(walkers) = self.processes.take_new_walkers(pid) {
+            let ranges = walkers.walkers.ranges();
+            self.unwinding.set_walked(pid, ranges);
+        }
         if let Some(end) = self.walk_again(head) {
             stack_end = Some(end);
         } else if self.cut_generated(pid) {
