@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nix::unistd::geteuid;
 use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
-use otelctx_fixtures::{Node, Target};
+use otelctx_fixtures::{CoreDirectory, Node, Target};
 use serde_json::Value;
 
 use crate::otlp;
@@ -167,10 +167,9 @@ fn samples_have_the_functions_of_javascript_between_those_of_v8_in_the_order_of_
     }
 }
 
-/// The main thread's frames, of a dump.
-fn dumped(program: &Program) -> Vec<Shown> {
-    let pid = program.pid();
-    let answer = otelctx(&["dump", &pid, "--stacks", "--json"]).json();
+/// The main thread's frames, of a dump of the process, or of its core file.
+fn dumped(program: &Program, target: &[&str]) -> Vec<Shown> {
+    let answer = otelctx(&[&["dump", "--stacks", "--json"], target].concat()).json();
     let threads = answer["threads"].as_array().unwrap();
     let main = threads.iter().find(|it| it["tid"] == program.0.pid());
     let stack = &main.unwrap()["stack"];
@@ -190,7 +189,22 @@ fn dump_shows_the_functions_of_javascript_in_the_order_of_their_calls() {
         let Some(program) = Program::start(version) else {
             continue;
         };
-        let stack = dumped(&program);
+        let stack = dumped(&program, &[&program.pid()]);
+        assert_eq!(calls_of(&stack), program.calls(), "{version}: {stack:#?}");
+    }
+}
+
+#[test]
+fn a_core_file_has_the_functions_of_javascript() {
+    for version in ["22", "24", "26"] {
+        let Some(program) = Program::start(version) else {
+            continue;
+        };
+        let directory = CoreDirectory::new();
+        let Some(core) = directory.gcore(&program.0) else {
+            continue;
+        };
+        let stack = dumped(&program, &["--core", core.to_str().unwrap()]);
         assert_eq!(calls_of(&stack), program.calls(), "{version}: {stack:#?}");
     }
 }

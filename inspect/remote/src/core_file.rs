@@ -238,7 +238,7 @@ impl CoreFile {
             return Err(Omission::LeftOut);
         }
         let index = self.mapped_index(address).ok_or(Omission::LeftOut)?;
-        let first = self.first_of_module(index);
+        let first = self.with_headers(index);
         let mut backing = self.backing.lock().unwrap_or_else(PoisonError::into_inner);
         if backing.as_ref().is_none_or(|it| it.0 != first.start) {
             *backing = Some((first.start, self.open_backing(first)));
@@ -269,6 +269,14 @@ impl CoreFile {
             first = earlier;
         }
         first
+    }
+
+    /// The mapping with the headers of a mapping's module. Node.js maps a part of its file once more, elsewhere.
+    fn with_headers(&self, index: usize) -> &MappedFile {
+        let first = self.first_of_module(index);
+        let has_headers = |it: &&MappedFile| it.offset == 0 && it.name == first.name;
+        let other = || self.mapped().iter().find(has_headers);
+        Some(first).filter(has_headers).or_else(other).unwrap_or(first)
     }
 
     /// Permissions of a mapping that gdb has excluded and does not mention, from the module's
@@ -436,7 +444,7 @@ impl Target for CoreFile {
     ) -> Result<File, Option<String>> {
         // Any of the module's mappings may be asked for.
         let index = self.mapped_index(start);
-        let first = index.map_or(start, |index| self.first_of_module(index).start);
+        let first = index.map_or(start, |index| self.with_headers(index).start);
         self.find_file(first, name).map_err(Some)
     }
 
