@@ -1,7 +1,7 @@
 //! Where V8 keeps its data: what `v8dbg_*` symbols say, and what no symbol says.
 //!
 //! V8 describes its structures to debuggers by constants (tools/gen-postmortem-metadata.py in V8), which Node.js exports.
-//! The offsets and kinds that are missing there follow from those that are there: [`Layout`] has both.
+//! What is missing there follows from what is there: [`Layout`] has both.
 
 use std::fmt;
 use std::ops::RangeInclusive;

@@ -91,7 +91,7 @@ impl Heap<'_> {
         None
     }
 
-    /// Visits a part's characters, or adds its own parts to those that are left, the first one last.
+    /// Visits a part's characters, or adds its own parts to the remaining ones, the first one last.
     fn visit_part(
         &self,
         part: &Part,

@@ -12,7 +12,7 @@ const OPERANDS: [u8; 45] = [
 ];
 /// The first operations are frames of functions of JavaScript: an offset in the bytecode, a literal, and others.
 const FUNCTIONS: u8 = 2;
-/// Those that begin a translation.
+/// The operations with which a translation begins.
 const BEGINS: [u8; 2] = [14, 15];
 /// The last operation stands for as many of an earlier translation as its operand says. From its number on, an operation is
 /// such a number.

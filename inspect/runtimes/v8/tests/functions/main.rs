@@ -105,7 +105,7 @@ impl Reader {
     }
 }
 
-/// Compares stacks of a program that blocks at every so many calls.
+/// Compares stacks of a program that blocks again and again.
 fn compare_blocked(version: &str, arguments: &[&str], stacks: usize) {
     let Some(node) = Node::with_version(version) else {
         return;
@@ -131,15 +131,15 @@ fn compare_blocked(version: &str, arguments: &[&str], stacks: usize) {
 }
 
 #[test]
-fn functions_of_a_blocked_thread_are_those_that_the_program_says() {
+fn functions_of_a_blocked_thread_match_what_the_program_says() {
     for version in VERSIONS {
         compare_blocked(version, &["997"], tier::usual_or_all(200, 1000));
     }
 }
 
-/// Functions and scripts are made anew, and collected, while their stacks are read.
+/// Functions and scripts are made, and collected, while their stacks are read.
 #[test]
-fn functions_that_come_and_go_are_those_that_the_program_says() {
+fn functions_that_come_and_go_match_what_the_program_says() {
     for version in VERSIONS {
         compare_blocked(version, &["397", "churn"], tier::usual_or_all(200, 1000));
     }
@@ -147,7 +147,7 @@ fn functions_that_come_and_go_are_those_that_the_program_says() {
 
 /// At whatever instruction a thread is, its generated code is of the function that V8 itself announces.
 #[test]
-fn functions_of_generated_code_are_those_that_v8_announces() {
+fn functions_of_generated_code_match_what_v8_announces() {
     for version in VERSIONS {
         let Some(node) = Node::with_version(version) else {
             continue;
