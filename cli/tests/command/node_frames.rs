@@ -194,6 +194,31 @@ fn dump_shows_the_functions_of_javascript_in_the_order_of_their_calls() {
     }
 }
 
+/// A stack of a wait is walked like that of a sample, while its thread sleeps.
+#[test]
+fn waits_have_the_functions_of_javascript() {
+    if !geteuid().is_root() {
+        return eprintln!("skipped: needs root");
+    }
+    for version in ["22", "24", "26"] {
+        let Some(node) = Node::with_version(version) else {
+            continue;
+        };
+        let target = Target::spawn(&mut node.command(&[], "js_waits.js"));
+        let (pid, scratch) = (target.pid().to_string(), Scratch::new("node-waits"));
+        let path = scratch.path("a.folded");
+        given_time(|seconds| {
+            let arguments = ["record", "--wall", "-p", &pid, "-d", seconds, "-o", &path];
+            otelctx(&arguments).expect(0);
+            let folded = fs::read_to_string(&path).unwrap();
+            let waits = folded.lines().filter(|it| it.contains("AtomicsWait"));
+            let mut waits = waits.filter(|it| !it.contains("Builtins_InterpreterEntryTrampoline"));
+            let named = waits.find(|it| it.contains(";loop;checkout;pause;"));
+            named.map(|_| ()).ok_or(folded)
+        });
+    }
+}
+
 #[test]
 fn a_core_file_has_the_functions_of_javascript() {
     for version in ["22", "24", "26"] {

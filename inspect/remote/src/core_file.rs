@@ -276,7 +276,10 @@ impl CoreFile {
         let first = self.first_of_module(index);
         let has_headers = |it: &&MappedFile| it.offset == 0 && it.name == first.name;
         let other = || self.mapped().iter().find(has_headers);
-        Some(first).filter(has_headers).or_else(other).unwrap_or(first)
+        Some(first)
+            .filter(has_headers)
+            .or_else(other)
+            .unwrap_or(first)
     }
 
     /// Permissions of a mapping that gdb has excluded and does not mention, from the module's
