@@ -42,7 +42,7 @@ fn content(path: &Path) -> io::Result<String> {
 fn parse(text: &str) -> Result<Given, (usize, usize, String)> {
     toml::from_str(text).map_err(|error: toml::de::Error| {
         let at = error.span().map_or(0, |span| span.start.min(text.len()));
-        let before = &text[..text.floor_char_boundary(at)];
+        let before = text.get(..at).unwrap_or(text);
         let line = before.matches('\n').count() + 1;
         let start = before.rfind('\n').map_or(0, |it| it + 1);
         let column = before[start..].chars().count() + 1;
