@@ -1,7 +1,6 @@
 //! The frames of Node.js between those of native code, compared with the calls that the program itself sees.
 
 use std::fs;
-use std::time::Duration;
 
 use nix::unistd::geteuid;
 use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
