@@ -10,7 +10,7 @@ use otelctx_fixtures::{CoreDirectory, GO_VERSIONS, GoBuild, STOP_TIMEOUT, Target
 use otelctx_go::Go;
 use otelctx_reader::format::process_context::Value;
 use otelctx_reader::remote::CoreFile;
-use otelctx_reader::runtime::{Present, RuntimeReading, RuntimeThread, Runtimes};
+use otelctx_reader::runtime::{Present, RuntimeReading, RuntimeThread, Runtimes, TaskReading};
 use otelctx_reader::sample::{Found, NamedFrame};
 use otelctx_reader::{Options, Process, Thread};
 
@@ -187,6 +187,16 @@ fn labels_of_programs_with_c_code_and_of_libraries_are_read() {
     }
 }
 
+/// Reads the goroutines that no thread runs.
+fn tasks(target: &Target) -> TaskReading {
+    let mut options = options();
+    options.tasks = true;
+    let mut process = Process::with_options(target.pid(), options).unwrap();
+    process.context().unwrap();
+    let present = process.runtimes().unwrap();
+    process.tasks(&present, None).remove(0)
+}
+
 #[test]
 fn goroutines_that_no_thread_runs_have_their_labels_and_functions() {
     for version in GO_VERSIONS {
@@ -199,13 +209,7 @@ fn goroutines_that_no_thread_runs_have_their_labels_and_functions() {
             let line = target.lines.iter();
             let mut goid = line.filter_map(|it| it.strip_prefix("parked 0 ")?.split('|').next());
             let goid: u64 = goid.next_back().unwrap().parse().unwrap();
-            let mut options = options();
-            options.tasks = true;
-            let mut process = Process::with_options(target.pid(), options).unwrap();
-            process.context().unwrap();
-            let present = process.runtimes().unwrap();
-            let reading = process.tasks(&present, None).remove(0);
-            let tasks = reading.tasks.unwrap();
+            let tasks = tasks(&target).tasks.unwrap();
             // Goroutines on threads are not among them, unless Go has just interrupted one.
             let on_threads = target.lines.iter().filter(|it| it.starts_with("thread "));
             for line in on_threads {
@@ -288,12 +292,7 @@ fn all_goroutines_of_a_busy_server_are_read_and_share_their_frames() {
         return;
     };
     let target = Target::spawn(Command::new(program).arg(PARKED.to_string()));
-    let mut options = options();
-    options.tasks = true;
-    let mut process = Process::with_options(target.pid(), options).unwrap();
-    process.context().unwrap();
-    let present = process.runtimes().unwrap();
-    let reading = process.tasks(&present, None).remove(0);
+    let reading = tasks(&target);
     assert!(!reading.is_truncated && reading.missing.is_none());
     let (mut numbers, mut stacks) = (BTreeSet::new(), Vec::new());
     for task in reading.tasks.unwrap() {
