@@ -15,7 +15,7 @@ use crate::workspace::{git, root};
 /// The folders of the library crates.
 const CRATES: &str = "publish/format publish/otelctx publish/build publish/tracing \
     publish/opentelemetry inspect/remote inspect/reader inspect/track inspect/unwind inspect/waits profile/model \
-    profile/sampler profile/symbolize profile/write profile/page profile/export profile/worker \
+    profile/sampler profile/symbolize profile/write profile/page profile/export profile/agent profile/worker \
     inspect/runtimes/cpython inspect/runtimes/go inspect/runtimes/hotspot inspect/runtimes/nodejs \
     inspect/runtimes/v8 cli";
 

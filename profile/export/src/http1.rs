@@ -246,6 +246,23 @@ fn date(text: &str) -> Option<u64> {
     is_possible.then_some(days * 86_400 + hour * 3600 + minute * 60 + second)
 }
 
+/// A response in JSON, which some receivers also send in reply to protobuf.
+fn json(body: &[u8]) -> Option<Answer> {
+    let value: serde_json::Value = serde_json::from_slice(body).ok()?;
+    let partial = value.as_object()?.get("partialSuccess");
+    let field = |name| partial.and_then(|partial| partial.get(name));
+    // In JSON, a 64-bit number is a string.
+    let rejected = field("rejectedProfiles").and_then(|number| match number {
+        serde_json::Value::String(digits) => digits.parse().ok(),
+        number => number.as_i64(),
+    });
+    let message = field("errorMessage").and_then(serde_json::Value::as_str);
+    Some(Answer {
+        rejected: rejected.unwrap_or(0).max(0),
+        message: shown(message.unwrap_or_default()),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -288,21 +305,4 @@ mod tests {
             assert_eq!(date(text), Some(seconds), "{text}");
         }
     }
-}
-
-/// A response in JSON, which some receivers also send in reply to protobuf.
-fn json(body: &[u8]) -> Option<Answer> {
-    let value: serde_json::Value = serde_json::from_slice(body).ok()?;
-    let partial = value.as_object()?.get("partialSuccess");
-    let field = |name| partial.and_then(|partial| partial.get(name));
-    // In JSON, a 64-bit number is a string.
-    let rejected = field("rejectedProfiles").and_then(|number| match number {
-        serde_json::Value::String(digits) => digits.parse().ok(),
-        number => number.as_i64(),
-    });
-    let message = field("errorMessage").and_then(serde_json::Value::as_str);
-    Some(Answer {
-        rejected: rejected.unwrap_or(0).max(0),
-        message: shown(message.unwrap_or_default()),
-    })
 }

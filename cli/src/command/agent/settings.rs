@@ -81,7 +81,7 @@ struct Given {
     /// Protocol: grpc or http/protobuf [default: by port (4317, 4318), else OTEL_EXPORTER_OTLP_PROTOCOL,
     /// else http/protobuf]
     #[arg(help_heading = help::OUTPUT, long, value_name = "PROTOCOL")]
-    #[serde(deserialize_with = "file::protocol")]
+    #[serde(deserialize_with = "file::optional")]
     otlp_protocol: Option<Protocol>,
     /// Time between two messages, such as 10s [default: 5s]
     #[arg(help_heading = help::OUTPUT, long, value_name = "SECONDS", env = "OTELCTX_AGENT_INTERVAL")]
@@ -101,7 +101,7 @@ struct Given {
     /// Serve metrics for Prometheus (/metrics) and the agent's health (/health) on this port of the
     /// loopback interface, or on ADDRESS:PORT [default: nowhere]
     #[arg(help_heading = help::OUTPUT, long, value_name = "PORT", env = "OTELCTX_AGENT_LISTEN")]
-    #[serde(deserialize_with = "file::listen")]
+    #[serde(deserialize_with = "file::optional")]
     listen: Option<ListenAddress>,
     /// Name of the Kubernetes node (k8s.node.name), for example from the Downward API
     #[arg(help_heading = help::PROCESSES, long, value_name = "NAME", env = "OTELCTX_AGENT_NODE_NAME")]
@@ -135,12 +135,15 @@ struct Given {
     drop_attribute: Vec<String>,
     /// Maximum number of attributes of contexts with different names; further ones are left out [default: 64]
     #[arg(help_heading = help::SAMPLES, long, value_name = "N", env = "OTELCTX_AGENT_MAX_ATTRIBUTES")]
+    #[serde(deserialize_with = "file::optional")]
     max_attributes: Option<usize>,
     /// Maximum number of values of an attribute in an hour; further ones become (other) [default: 1000]
     #[arg(help_heading = help::SAMPLES, long, value_name = "N", env = "OTELCTX_AGENT_MAX_VALUES")]
+    #[serde(deserialize_with = "file::optional")]
     max_values: Option<usize>,
     /// Maximum number of routes (http.route) in an hour; further ones become (other) [default: 500]
     #[arg(help_heading = help::SAMPLES, long, value_name = "N", env = "OTELCTX_AGENT_MAX_ROUTES")]
+    #[serde(deserialize_with = "file::optional")]
     max_routes: Option<usize>,
     /// Additional directory to search for separate debug files
     #[arg(help_heading = help::NAMES, long, value_name = "DIRECTORY")]

@@ -1,15 +1,16 @@
 //! Settings from a file, in TOML.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
+use std::str::FromStr;
 
-use otelctx_export::Protocol;
-use serde::{Deserialize, Deserializer};
+use serde::Deserializer;
+use serde::de::Error as _;
 
 use super::Given;
 use super::values::parsed;
-use crate::command::agent::listen::ListenAddress;
 use crate::error::Error;
 
 /// Maximum size of a file with settings, in bytes.
@@ -50,27 +51,22 @@ fn parse(text: &str) -> Result<Given, (usize, usize, String)> {
     })
 }
 
-/// Reads a protocol.
-pub(super) fn protocol<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Protocol>, D::Error> {
-    parsed(deserializer).map(Some)
-}
-
-/// Reads an address to listen on.
-pub(super) fn listen<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<ListenAddress>, D::Error> {
+/// Reads a value as it would be on a command line.
+pub(super) fn optional<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: Display>,
+{
     parsed(deserializer).map(Some)
 }
 
 /// Reads the number of scans for waits in a second.
 pub(super) fn wall<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
-    let frequency = u32::deserialize(deserializer)?;
+    let frequency = parsed(deserializer)?;
     if (1..=1_000).contains(&frequency) {
         Ok(Some(frequency))
     } else {
-        Err(serde::de::Error::custom("expected a number from 1 to 1000"))
+        Err(D::Error::custom("expected a number from 1 to 1000"))
     }
 }
 
@@ -105,6 +101,8 @@ mod tests {
                 (1, 17),
                 "\"http\" is neither grpc nor",
             ),
+            ("max-values = -1", (1, 14), "invalid digit"),
+            ("max-values = 1.5", (1, 14), "invalid digit"),
             ("wall = 5000", (1, 8), "expected a number from 1 to 1000"),
             (
                 "listen = \"localhost\"",
@@ -123,6 +121,7 @@ mod tests {
         }
     }
 
+    /// Also as Helm writes them: each number with a fraction.
     #[test]
     fn all_settings_can_be_in_a_file() {
         let all = r#"
@@ -136,14 +135,14 @@ mod tests {
             listen = 9464
             node-name = "node-7"
             pod-logs = "/srv/links"
-            frequency = 19
+            frequency = 19.0
             wall = 49
             ptrace = true
             service = ["shop", "web-*"]
             except-service = ["batch"]
             keep-attribute = ["http.route"]
             drop-attribute = ["user.id"]
-            max-attributes = 8
+            max-attributes = 8.0
             max-values = 100
             max-routes = 50
             debug-dir = ["/srv/debug"]
