@@ -284,7 +284,7 @@ fn processes_opt_out_and_services_are_selected() {
 }
 
 #[test]
-fn systemd_and_probes_are_told_what_the_agent_does() {
+fn systemd_and_probes_learn_what_the_agent_does() {
     let scratch = Scratch::new("agent-notify");
     let path = scratch.path("notify");
     let socket = UnixDatagram::bind(&path).unwrap();

@@ -217,7 +217,7 @@ impl Directory {
     }
 
     fn write_to(&self, path: &Path, message: &[u8]) -> io::Result<()> {
-        // Not into a file that somebody else has opened or linked here.
+        // Not into a file that another process has opened or linked here.
         match fs::remove_file(path) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -257,7 +257,7 @@ impl Directory {
     /// Removes a message. A file that cannot be removed is found again by the next process: the error says so.
     pub(crate) fn remove(&self, stored: Stored) {
         let path = self.path(stored);
-        // Somebody else may have put a directory there.
+        // It may have been replaced by a directory.
         let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir(&path));
     }
 

@@ -47,7 +47,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     entries: VecDeque<Entry>,
-    /// Size of the messages in memory, and of those in files, in bytes.
+    /// Size of the messages in memory, and of the stored ones, in bytes.
     held: u64,
     stored: u64,
     next_sequence: u64,
@@ -317,7 +317,7 @@ impl Queue {
 }
 
 impl State {
-    /// Returns the number of the next message, and the number of those that were dropped for lack of room.
+    /// Returns the number of the next message, and how many were dropped for lack of room.
     fn position(&self) -> (u64, u64) {
         let dropped = self.counts.dropped(DropReason::QueueFull).messages;
         (self.next_sequence, dropped)

@@ -14,7 +14,7 @@ use crate::Backoff;
 use crate::counts::DropReason;
 use crate::queue::{Next, Note, Queue};
 
-/// Something that whoever runs the sender should know. The same one may come again and again, but not while nothing changes.
+/// Something that the sender's user should know. The same one may come again and again, but not while nothing changes.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event {

@@ -1,15 +1,14 @@
 //! Metrics and health over HTTP, if they are asked for.
 
-use std::fmt;
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use super::monitor::Monitor;
+use super::settings::ListenAddress;
 
 /// Maximum number of clients at a time.
 const MAX_CLIENTS: usize = 16;
@@ -17,29 +16,6 @@ const MAX_CLIENTS: usize = 16;
 const MAX_HEAD: usize = 8 << 10;
 /// Time that a client has for its request.
 const TIMEOUT: Duration = Duration::from_secs(5);
-
-/// An address to listen on. A port alone is one of the loopback interface.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ListenAddress(pub(super) SocketAddr);
-
-impl FromStr for ListenAddress {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let port = text.strip_prefix(':').unwrap_or(text);
-        if let Ok(port) = port.parse() {
-            return Ok(Self((Ipv4Addr::LOCALHOST, port).into()));
-        }
-        let address = text.parse().map(Self);
-        address.map_err(|_| "expected a port, such as 9464, or ADDRESS:PORT".to_owned())
-    }
-}
-
-impl fmt::Display for ListenAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 /// Answers on this address from a thread, until the process ends. Returns the address with its port.
 pub(super) fn start(address: ListenAddress, monitor: Arc<Monitor>) -> io::Result<SocketAddr> {
@@ -141,24 +117,4 @@ pub(super) fn probe(address: ListenAddress) -> io::Result<(bool, String)> {
     let answer = String::from_utf8_lossy(&answer);
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
     Ok((head.starts_with("HTTP/1.1 200 "), body.to_owned()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_port_alone_is_of_the_loopback_interface() {
-        for (text, address) in [
-            ("9464", "127.0.0.1:9464"),
-            (":9464", "127.0.0.1:9464"),
-            ("0.0.0.0:1", "0.0.0.0:1"),
-            ("[::1]:9464", "[::1]:9464"),
-        ] {
-            assert_eq!(text.parse::<ListenAddress>().unwrap().to_string(), address);
-        }
-        for text in ["", ":", "65536", "localhost:1", "1.2.3.4", "::1"] {
-            assert!(text.parse::<ListenAddress>().is_err(), "{text}");
-        }
-    }
 }

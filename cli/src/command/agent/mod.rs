@@ -1,4 +1,4 @@
-//! `otelctx agent`: records the machine for ever, and sends what it records to a collector.
+//! `otelctx agent`: records the machine without end, and sends what it records to a collector.
 //!
 //! Three threads, none of which waits for another: this one samples, the next one resolves functions and encodes messages,
 //! the last one sends them.

@@ -15,7 +15,6 @@ use otelctx_profile::sample::ModuleFiles;
 use otelctx_symbolize::{SharedServer, Symbols};
 use serde::Deserialize;
 
-use super::listen::ListenAddress;
 use super::pods::Pods;
 use crate::command::attribute_filter::AttributeFilter;
 use crate::command::debug_files::DebugFiles;
@@ -25,6 +24,7 @@ use crate::command::record::output::host;
 use crate::command::wall::Wall;
 use crate::error::Error;
 use crate::output::terminal::escape;
+pub(super) use values::ListenAddress;
 use values::{Frequency, Interval, Size};
 
 /// The default time between two messages.

@@ -101,7 +101,7 @@ fn damaged_and_missing_files_are_reported_once_and_counted() {
     fs::write(scratch.0.join(&names[0]), "x").unwrap();
     fs::write(scratch.0.join("foreign"), "x").unwrap();
     let queue = Queue::in_directory(&scratch.0, QueueLimits::default()).unwrap();
-    // After the restart, as somebody else might.
+    // After the restart, as another program might.
     fs::write(scratch.0.join(&names[1]), "xyz").unwrap();
     fs::remove_file(scratch.0.join(&names[2])).unwrap();
     let Next::Report(notes) = queue.next(None) else {

@@ -1,6 +1,7 @@
 //! Values of settings, as they are written in a file or on a command line.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -71,6 +72,29 @@ impl FromStr for Size {
     }
 }
 
+/// An address to listen on. A port alone is one of the loopback interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::command::agent) struct ListenAddress(pub(in crate::command::agent) SocketAddr);
+
+impl FromStr for ListenAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let port = text.strip_prefix(':').unwrap_or(text);
+        if let Ok(port) = port.parse() {
+            return Ok(Self((Ipv4Addr::LOCALHOST, port).into()));
+        }
+        let address = text.parse().map(Self);
+        address.map_err(|_| "expected a port, such as 9464, or ADDRESS:PORT".to_owned())
+    }
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// A value that may be written as a text or as a number.
 #[derive(Deserialize)]
 #[serde(untagged)]
@@ -126,6 +150,21 @@ mod tests {
         }
         for text in ["", "MiB", "-1", "1.5G", "1TB", "99999999999G", "1 M B"] {
             assert!(text.parse::<Size>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_port_alone_is_of_the_loopback_interface() {
+        for (text, address) in [
+            ("9464", "127.0.0.1:9464"),
+            (":9464", "127.0.0.1:9464"),
+            ("0.0.0.0:1", "0.0.0.0:1"),
+            ("[::1]:9464", "[::1]:9464"),
+        ] {
+            assert_eq!(text.parse::<ListenAddress>().unwrap().to_string(), address);
+        }
+        for text in ["", ":", "65536", "localhost:1", "1.2.3.4", "::1"] {
+            assert!(text.parse::<ListenAddress>().is_err(), "{text}");
         }
     }
 }
