@@ -132,8 +132,11 @@ mod tests {
                 .env("OTELCTX_PROFILE", value)
                 .spawn()
                 .unwrap();
-            // spawn returns once the program was executed.
             let process = remote::Process::open(child.id() as i32).unwrap();
+            // While the program is being executed, it has no environment yet.
+            while process.environment(1 << 20).unwrap().is_empty() {
+                std::thread::yield_now();
+            }
             assert_eq!(Facts::of(&process).opted_out, expected, "{value}");
             child.kill().unwrap();
             child.wait().unwrap();

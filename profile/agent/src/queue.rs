@@ -30,7 +30,7 @@ impl Default for QueueLimits {
 /// Messages that wait to be sent, in order. Copies share them.
 ///
 /// Without room for a message, the oldest ones are dropped, but for the one that is being sent. Messages are in memory; of
-/// a queue in a directory only those that could not be written, for example because the disk is full.
+/// a queue in a directory only messages that could not be written, for example because the disk is full.
 #[derive(Clone, Debug)]
 pub struct Queue {
     shared: Arc<Shared>,
