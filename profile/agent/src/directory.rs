@@ -10,10 +10,12 @@
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use flate2::Crc;
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::unistd::geteuid;
 
@@ -129,7 +131,11 @@ pub(crate) struct Found {
 /// A directory with messages, which only this process uses.
 #[derive(Debug)]
 pub(crate) struct Directory {
+    /// Its name in messages.
     path: PathBuf,
+    /// The open directory that was checked, as a path: what `path` leads to may change.
+    opened: PathBuf,
+    _directory: File,
     _lock: Flock<File>,
 }
 
@@ -142,13 +148,20 @@ impl Directory {
         };
         let created = DirBuilder::new().recursive(true).mode(0o700).create(path);
         created.map_err(|source| error(path, source))?;
-        let found = fs::metadata(path).map_err(|source| error(path, source))?;
+        let directory = OpenOptions::new()
+            .read(true)
+            .custom_flags((OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW).bits())
+            .open(path)
+            .map_err(|source| error(path, source))?;
+        let found = directory.metadata();
+        let found = found.map_err(|source| error(path, source))?;
         let is_own = found.uid() == geteuid().as_raw() || found.uid() == 0;
         if !is_own || found.mode() & 0o022 != 0 {
             return Err(DirectoryError::Writable {
                 path: path.to_owned(),
             });
         }
+        let opened = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
         let name = path.join(LOCK);
         let file = OpenOptions::new()
             .create(true)
@@ -156,11 +169,13 @@ impl Directory {
             .write(true)
             .mode(0o600)
             .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
-            .open(&name)
+            .open(opened.join(LOCK))
             .map_err(|source| error(&name, source))?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => Ok(Self {
                 path: path.to_owned(),
+                opened,
+                _directory: directory,
                 _lock: lock,
             }),
             Err((_, nix::Error::EWOULDBLOCK)) => Err(DirectoryError::InUse {
@@ -177,7 +192,7 @@ impl Directory {
             source,
         };
         let mut found = Found::default();
-        let entries = fs::read_dir(&self.path).map_err(error)?;
+        let entries = fs::read_dir(&self.opened).map_err(error)?;
         for (index, entry) in entries.enumerate() {
             let entry = entry.map_err(error)?;
             if index >= MAX_FILES {
@@ -188,15 +203,20 @@ impl Directory {
             if name == UNFINISHED {
                 let _ = fs::remove_file(entry.path());
             } else if let Some(stored) = Stored::parse(&name) {
-                let metadata = entry.path().symlink_metadata();
-                if metadata.is_ok_and(|it| it.is_file() && it.len() == stored.size) {
-                    found.messages.push(stored);
-                } else {
-                    self.remove(stored);
+                let is_damaged = match entry.path().symlink_metadata() {
+                    Ok(metadata) => !metadata.is_file() || metadata.len() != stored.size,
+                    Err(error) => Self::is_damage(&error),
+                };
+                if is_damaged {
+                    // If it stays, the next process finds it again.
+                    let _ = self.remove(stored);
                     found.damaged.push(stored);
+                } else {
+                    found.messages.push(stored);
                 }
             } else if name != LOCK {
-                let (_, number) = found.foreign.get_or_insert_with(|| (entry.path(), 0));
+                let path = self.path.join(&name);
+                let (_, number) = found.foreign.get_or_insert((path, 0));
                 *number += 1;
             }
         }
@@ -206,9 +226,9 @@ impl Directory {
 
     /// Writes a message, as a whole or not at all.
     pub(crate) fn write(&self, stored: Stored, message: &[u8]) -> io::Result<()> {
-        let unfinished = self.path.join(UNFINISHED);
+        let unfinished = self.opened.join(UNFINISHED);
         let written = self.write_to(&unfinished, message);
-        let renamed = written.and_then(|()| fs::rename(&unfinished, self.path(stored)));
+        let renamed = written.and_then(|()| fs::rename(&unfinished, self.file(stored)));
         if renamed.is_err() {
             // It would take room that is wanted.
             let _ = fs::remove_file(&unfinished);
@@ -239,7 +259,7 @@ impl Directory {
         let file = options
             .read(true)
             .custom_flags(flags)
-            .open(self.path(stored))?;
+            .open(self.file(stored))?;
         let wrong = |message: &str| io::Error::new(ErrorKind::InvalidData, message);
         let metadata = file.metadata()?;
         if !metadata.is_file() || metadata.len() != stored.size {
@@ -254,13 +274,32 @@ impl Directory {
         Ok(message)
     }
 
-    /// Removes a message. A file that cannot be removed is found again by the next process: the error says so.
-    pub(crate) fn remove(&self, stored: Stored) {
-        let path = self.path(stored);
-        // It may have been replaced by a directory.
-        let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir(&path));
+    /// Returns true if a message cannot be read because its file is not what was written, and will not be.
+    pub(crate) fn is_damage(error: &io::Error) -> bool {
+        let is_link = error.raw_os_error() == Some(Errno::ELOOP as i32);
+        is_link || matches!(error.kind(), ErrorKind::InvalidData | ErrorKind::NotFound)
     }
 
+    /// Removes a message.
+    ///
+    /// # Errors
+    /// The path and the system's error. The next process finds the file again.
+    pub(crate) fn remove(&self, stored: Stored) -> Result<(), (PathBuf, io::Error)> {
+        let file = self.file(stored);
+        match fs::remove_file(&file) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                // It may have been replaced by a directory.
+                fs::remove_dir(&file).map_err(|_| (self.path(stored), error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn file(&self, stored: Stored) -> PathBuf {
+        self.opened.join(stored.name())
+    }
+
+    /// Returns the path for messages about it.
     pub(crate) fn path(&self, stored: Stored) -> PathBuf {
         self.path.join(stored.name())
     }

@@ -4,10 +4,13 @@ use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::counts::{Counts, DropReason, Volume};
 use crate::directory::{Directory, DirectoryError, Stored};
+
+/// Time after which a message that could not be read is read again.
+const READ_PAUSE: Duration = Duration::from_millis(500);
 
 /// How many messages a queue holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,8 +63,10 @@ struct State {
     is_woken: bool,
     /// True while each message that is added makes others be dropped.
     is_full: bool,
-    /// True while messages cannot be read.
+    /// True while messages are damaged, cannot be read for now, or cannot be removed.
     is_damaged: bool,
+    cannot_read: bool,
+    cannot_remove: bool,
     notes: Vec<Note>,
     counts: Counts,
 }
@@ -84,6 +89,8 @@ impl Entry {
 pub(crate) enum Note {
     CannotWrite(PathBuf, io::Error),
     WritesAgain,
+    CannotRead(PathBuf, io::Error),
+    CannotRemove(PathBuf, io::Error),
     Damaged(PathBuf, String),
     Foreign(PathBuf, usize),
     Full,
@@ -228,8 +235,21 @@ impl Queue {
             let message = shared.message(stored, held);
             match message {
                 Ok(message) => {
-                    shared.lock().is_damaged = false;
+                    state = shared.lock();
+                    (state.is_damaged, state.cannot_read) = (false, false);
                     return Next::Send(message);
+                }
+                Err(error) if !Directory::is_damage(&error) => {
+                    state = shared.lock();
+                    state.is_sending = false;
+                    if !std::mem::replace(&mut state.cannot_read, true) {
+                        let path = shared.directory.as_ref().map(|it| it.path(stored));
+                        let note = Note::CannotRead(path.unwrap_or_default(), error);
+                        state.notes.push(note);
+                        continue;
+                    }
+                    let waited = shared.changed.wait_timeout(state, READ_PAUSE);
+                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
                 }
                 Err(error) => {
                     state = shared.lock();
@@ -412,8 +432,14 @@ impl Shared {
             state.held -= volume.bytes;
         } else {
             state.stored -= volume.bytes;
-            if let Some(directory) = &self.directory {
-                directory.remove(entry.stored);
+            let removed = self.directory.as_ref().map(|it| it.remove(entry.stored));
+            match removed {
+                Some(Err((path, error))) => {
+                    if !std::mem::replace(&mut state.cannot_remove, true) {
+                        state.notes.push(Note::CannotRemove(path, error));
+                    }
+                }
+                _ => state.cannot_remove = false,
             }
         }
     }

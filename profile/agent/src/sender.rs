@@ -40,6 +40,10 @@ pub enum Event {
     CannotWrite(PathBuf, io::Error),
     /// Messages can be written to the queue's directory again.
     WritesAgain,
+    /// A message in the queue's directory cannot be read for now, and is kept.
+    CannotRead(PathBuf, io::Error),
+    /// The file of a message that is no longer needed cannot be removed: it will be sent again after a restart.
+    CannotRemove(PathBuf, io::Error),
     /// A message was dropped because its file was changed, or cannot be read.
     Damaged(PathBuf, String),
     /// The queue's directory has files that are no messages: the first one, and their number. They are ignored.
@@ -90,6 +94,16 @@ impl fmt::Display for Event {
                 "{}: {error}: messages are kept in memory alone",
                 path.display()
             ),
+            Self::CannotRead(path, error) => write!(
+                f,
+                "{}: {error}: the message is kept, and sent later",
+                path.display()
+            ),
+            Self::CannotRemove(path, error) => write!(
+                f,
+                "{}: {error}: the message will be sent again after a restart",
+                path.display()
+            ),
             Self::WritesAgain => f.write_str("messages are written to the queue's directory again"),
             Self::Damaged(path, why) => {
                 write!(f, "{}: {why}: the message is dropped", path.display())
@@ -112,6 +126,8 @@ impl From<Note> for Event {
         match note {
             Note::CannotWrite(path, error) => Self::CannotWrite(path, error),
             Note::WritesAgain => Self::WritesAgain,
+            Note::CannotRead(path, error) => Self::CannotRead(path, error),
+            Note::CannotRemove(path, error) => Self::CannotRemove(path, error),
             Note::Damaged(path, why) => Self::Damaged(path, why),
             Note::Foreign(path, number) => Self::Foreign(path, number),
             Note::Full => Self::QueueFull,
@@ -292,7 +308,11 @@ impl Work {
         };
         self.queue.keep();
         self.failures = self.failures.saturating_add(1);
-        let delay = asked.unwrap_or_else(|| self.backoff.delay(self.failures));
+        // Some receivers ask for no delay at all, or until a time that has passed here.
+        let delay = match asked {
+            Some(asked) => asked.max(self.backoff.first),
+            None => self.backoff.delay(self.failures),
+        };
         self.not_before = Instant::now().checked_add(delay);
         self.is_asked = asked.is_some();
         if !matches!(error, Error::Cancelled { .. }) {

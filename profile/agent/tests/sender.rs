@@ -91,6 +91,39 @@ fn what_may_be_accepted_later_is_sent_again_and_in_order() {
     }
 }
 
+/// Regression: it was dropped as refused, and with it all of the queue.
+#[test]
+fn a_message_that_no_collector_has_read_is_kept() {
+    for (there, asked) in [
+        (Protocol::Http, Protocol::Grpc),
+        (Protocol::Grpc, Protocol::Http),
+    ] {
+        let backoff = Backoff {
+            first: HOUR,
+            max: HOUR,
+            max_asked: HOUR,
+        };
+        let server = Server::start(there, vec![Reply::Taken]);
+        let queue = Queue::in_memory(QueueLimits::default());
+        let (events, received) = channel();
+        let on_event = move |event: Event| events.send(event.to_string()).unwrap();
+        let wrong = exporter(&server.url(), asked);
+        let sender = Sender::start(queue.clone(), wrong, backoff, on_event).unwrap();
+        queue.push(message(1, 2), 2);
+        let failing = received.recv().unwrap();
+        let kept = "; messages are kept, and sent later";
+        assert!(failing.ends_with(kept), "{failing}");
+        sender.replace(exporter(&server.url(), there));
+        let again = "the collector accepts profiles again, after 1 failed attempt";
+        assert_eq!(received.recv().unwrap(), again);
+        sender.stop(HOUR);
+        assert_eq!(numbers(&server), [1]);
+        let counts = queue.counts();
+        assert_eq!(counts.all_dropped().messages, 0);
+        assert_eq!(counts.sent.messages, 1);
+    }
+}
+
 #[test]
 fn what_is_refused_is_dropped_counted_and_said_once() {
     for (protocol, reply) in [

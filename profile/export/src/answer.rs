@@ -34,6 +34,8 @@ impl From<ExportProfilesServiceResponse> for Answer {
 pub(crate) struct Failure {
     pub(crate) error: Error,
     pub(crate) again: Again,
+    /// No receiver of OTLP has read the message: another attempt makes sense once the endpoint has changed.
+    pub(crate) is_unread: bool,
 }
 
 /// The time of the next attempt, if there is one.
@@ -46,20 +48,34 @@ pub(crate) enum Again {
 
 impl Failure {
     pub(crate) fn for_good(error: Error) -> Self {
-        let again = Again::Never;
-        Self { error, again }
+        Self {
+            error,
+            again: Again::Never,
+            is_unread: false,
+        }
+    }
+
+    /// Something else than a receiver of OTLP is at the endpoint, or is there now.
+    pub(crate) fn unread(error: Error) -> Self {
+        Self {
+            is_unread: true,
+            ..Self::for_good(error)
+        }
     }
 
     pub(crate) fn for_now(error: Error) -> Self {
-        let again = Again::Later;
-        Self { error, again }
+        Self {
+            error,
+            again: Again::Later,
+            is_unread: false,
+        }
     }
 
     /// An unreachable server may be reachable soon; a rejected certificate stays rejected.
     pub(crate) fn to_connect(error: Error) -> Self {
         match error {
             Error::Unreachable { .. } => Self::for_now(error),
-            error => Self::for_good(error),
+            error => Self::unread(error),
         }
     }
 }

@@ -156,11 +156,12 @@ impl Exporter {
             }),
         };
         Err(Unsent {
-            retry: match (failure.again, &failure.error) {
-                // The server has not received it, and its certificate may be renewed.
-                (Again::Never, Error::Tls { .. }) | (Again::Later, _) => Retry::Later,
-                (Again::Never, _) => Retry::Never,
-                (Again::After(asked), _) => Retry::After(asked),
+            retry: match failure.again {
+                // A certificate may be renewed, and a collector may take the place of something else.
+                Again::Never if failure.is_unread => Retry::Later,
+                Again::Never => Retry::Never,
+                Again::Later => Retry::Later,
+                Again::After(asked) => Retry::After(asked),
             },
             error: failure.error,
         })

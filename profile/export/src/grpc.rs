@@ -27,6 +27,9 @@ const METHOD: &str = "/opentelemetry.proto.collector.profiles.v1development.Prof
 /// tonic's message if an HTTP/2 response has no `grpc-status`.
 const NO_GRPC: &str = "grpc-status header missing";
 
+/// The start of tonic's message if an HTTP/2 response has another body than a message: a proxy's page.
+const NO_MESSAGE: &str = "protocol error: received message with invalid compression flag";
+
 /// tonic's message if a response is longer than [`ANSWER_SIZE`].
 const TOO_LONG: &str = "decoded message length too large";
 
@@ -72,7 +75,8 @@ impl Grpc {
         if let Some(error) = found_in(&status) {
             return Err(Failure::to_connect(error));
         }
-        let other = if status.message().starts_with(NO_GRPC) {
+        let message = status.message();
+        let other = if message.starts_with(NO_GRPC) || message.starts_with(NO_MESSAGE) {
             Some(reason(&status))
         } else if status.source().is_some() {
             other_protocol::detect(&self.connector).await
@@ -80,7 +84,7 @@ impl Grpc {
             None
         };
         match other {
-            Some(reason) => Err(Failure::for_good(Error::WrongProtocol {
+            Some(reason) => Err(Failure::unread(Error::WrongProtocol {
                 endpoint: self.connector.endpoint().to_string(),
                 protocol: Protocol::Grpc,
                 reason,
@@ -125,7 +129,11 @@ impl Grpc {
             _ if again != Again::Never => Error::Unavailable { endpoint, reason },
             _ => Error::Refused { endpoint, reason },
         };
-        Failure { error, again }
+        Failure {
+            error,
+            again,
+            is_unread: false,
+        }
     }
 }
 

@@ -116,19 +116,24 @@ impl Http {
     }
 
     fn wrong(&self, reason: String) -> Failure {
-        Failure::for_good(Error::WrongProtocol {
+        Failure::for_good(self.other_protocol(reason))
+    }
+
+    fn other_protocol(&self, reason: String) -> Error {
+        Error::WrongProtocol {
             endpoint: self.connector.endpoint().to_string(),
             protocol: Protocol::Http,
             reason,
-        })
+        }
     }
 
     async fn broken(&self, why: &hyper::Error) -> Failure {
         if let Some(other) = other_protocol::detect(&self.connector).await {
-            return self.wrong(other);
+            return Failure::unread(self.other_protocol(other));
         }
         if why.is_parse() {
-            return self.wrong(format!("its response is not HTTP/1 ({why})"));
+            let reason = format!("its response is not HTTP/1 ({why})");
+            return Failure::unread(self.other_protocol(reason));
         }
         Failure::for_now(Error::Unavailable {
             endpoint: self.connector.endpoint().to_string(),
@@ -177,7 +182,11 @@ impl Http {
             | StatusCode::NOT_IMPLEMENTED => Error::NoProfiles { endpoint, reason },
             _ => Error::Refused { endpoint, reason },
         };
-        Failure { error, again }
+        Failure {
+            error,
+            again,
+            is_unread: false,
+        }
     }
 }
 
@@ -233,6 +242,9 @@ fn date(text: &str) -> Option<u64> {
         && hour < 24
         && minute < 60
         && second <= 60;
+    if !is_possible {
+        return None;
+    }
     // A year starts in March, so that a leap day is its last one.
     let (year, month) = if month < 2 {
         (year - 1, month + 10)
@@ -243,7 +255,7 @@ fn date(text: &str) -> Option<u64> {
     let days = 365 * year + year / 4 - year / 100 + year / 400 + days_before_month + day;
     // The number for 1970-01-01.
     let days = days.checked_sub(719_469)?;
-    is_possible.then_some(days * 86_400 + hour * 3600 + minute * 60 + second)
+    Some(days * 86_400 + hour * 3600 + minute * 60 + second)
 }
 
 /// A response in JSON, which some receivers also send in reply to protobuf.
@@ -283,6 +295,9 @@ mod tests {
             ("Sun, 06 Nov 1994 25:49:37 GMT", None),
             ("Sun, 06 Nox 1994 08:49:37 GMT", None),
             ("Sun, 06 Nov 99999 08:49:37 GMT", None),
+            ("Sun, 06 Jan 0 08:49:37 GMT", None),
+            ("Sun, 06 Nov 18446744073709551615 08:49:37 GMT", None),
+            ("Sun, 06 Nov 1994 18446744073709551615:49:37 GMT", None),
         ] {
             assert_eq!(
                 delay(value, now),

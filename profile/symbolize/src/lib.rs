@@ -89,6 +89,7 @@ pub struct Symbols {
     last: Option<(Module, Identity)>,
     /// True once no further functions are wanted.
     is_abandoned: Arc<AtomicBool>,
+    limits: Limits,
     failures: Vec<Failure>,
     /// Files without symbols, each with where its debug file was searched.
     without_symbols: HashMap<Module, Vec<String>>,
@@ -226,6 +227,13 @@ impl Symbols {
         self
     }
 
+    /// Limits the memory of each child process that decodes a file, in bytes: 4 GiB by default. A file that needs more has no names.
+    #[must_use]
+    pub const fn worker_memory(mut self, bytes: u64) -> Self {
+        self.limits.memory = bytes;
+        self
+    }
+
     /// The files whose functions could not be resolved, in the order in which they were queried.
     #[must_use]
     pub fn failures(&self) -> &[Failure] {
@@ -279,7 +287,7 @@ impl Symbols {
     ) -> Result<Vec<Answer>, WorkerFailure> {
         // Before the fork, because a worker process takes no lock.
         let kept: Vec<_> = queries.iter().map(|it| self.kept_file(it.0)).collect();
-        let bytes = worker::run_unless(&self.is_abandoned, Limits::default(), |pipe| {
+        let bytes = worker::run_unless(&self.is_abandoned, self.limits, |pipe| {
             let mut both = queries.iter().zip(&kept);
             both.try_for_each(|(query, kept)| {
                 let answer = self.answer(*query, kept.as_deref(), with_dwarf, downloaded)?;

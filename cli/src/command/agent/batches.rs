@@ -23,8 +23,9 @@ const MAX_WAITING: usize = 1;
 const SERVICE_NAME: &str = "service.name";
 /// The time after which a batch takes too long: names are waited for for a part of an interval alone.
 const STALLED: Duration = Duration::from_secs(120);
-/// The part of an interval for which a batch waits for names of functions that are not known yet.
-const MAX_WAIT: f64 = 0.8;
+/// The part of an interval for which a batch waits for names of functions that are not known yet, and the maximum.
+const WAIT_PART: f64 = 0.8;
+const MAX_WAIT: Duration = Duration::from_secs(30);
 
 /// What the thread has done.
 #[derive(Debug, Default)]
@@ -180,7 +181,8 @@ impl Work {
         let add = |counter: &AtomicU64, number| counter.fetch_add(number, Ordering::Relaxed);
         add(&self.progress.limited_values, limited.values);
         add(&self.progress.limited_attributes, limited.attributes);
-        self.names.begin(settings.interval.mul_f64(MAX_WAIT));
+        self.names
+            .begin(settings.interval.mul_f64(WAIT_PART).min(MAX_WAIT));
         let profile = Profile::new(batch, &mut self.names);
         let mut options = Options::default();
         options

@@ -92,7 +92,7 @@ pub(crate) fn run(arguments: Arguments, setup: &Setup) -> Result<Status, Error> 
         })?;
         terminal::complain(&format!("metrics and health on http://{bound}"), None);
     }
-    let supervisor = Supervisor {
+    let mut supervisor = Supervisor {
         arguments,
         settings,
         sender,
@@ -107,7 +107,7 @@ pub(crate) fn run(arguments: Arguments, setup: &Setup) -> Result<Status, Error> 
         false
     });
     is_ending.store(true, Ordering::Relaxed);
-    let supervisor = store.finish(recorded);
+    let mut supervisor = store.finish(recorded);
     supervisor.notifier.stopping();
     supervisor.sender.stop(GRACE);
     say_end(&queue, monitor.progress.dropped.load(Ordering::Relaxed));

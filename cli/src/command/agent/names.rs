@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
@@ -31,14 +31,16 @@ const RENEWAL: Duration = Duration::from_secs(300);
 struct ResolveBudget {
     /// The part, as a divisor: 50 for 2 %.
     divisor: u32,
-    max: Duration,
-    left: Duration,
+    max: i64,
+    /// Nanoseconds; negative after a request that took longer than what was left.
+    left: i64,
     updated: Instant,
 }
 
 impl ResolveBudget {
     /// Creates a budget of a part of the time that passes, and of `max` at the start.
     fn new(divisor: u32, max: Duration) -> Self {
+        let max = nanoseconds(max);
         Self {
             divisor,
             max,
@@ -51,13 +53,18 @@ impl ResolveBudget {
     fn is_left(&mut self, now: Instant) -> bool {
         let passed = now.saturating_duration_since(self.updated);
         self.updated = now;
-        self.left = (self.left + passed / self.divisor).min(self.max);
-        !self.left.is_zero()
+        let more = nanoseconds(passed / self.divisor);
+        self.left = self.left.saturating_add(more).min(self.max);
+        self.left > 0
     }
 
     fn spend(&mut self, time: Duration) {
-        self.left = self.left.saturating_sub(time);
+        self.left = self.left.saturating_sub(nanoseconds(time));
     }
+}
+
+fn nanoseconds(time: Duration) -> i64 {
+    time.as_nanos().try_into().unwrap_or(i64::MAX)
 }
 
 /// Makes a symbolizer with what is in force.
@@ -88,8 +95,10 @@ pub(super) struct BackgroundNames {
     renewed: Instant,
     requests: SyncSender<Request>,
     replies: Receiver<Reply>,
-    /// Requests without a reply.
-    pending: usize,
+    /// Modules with a request that has no reply yet.
+    pending: HashSet<Box<[u8]>>,
+    /// Modules with a function that is known.
+    named: HashSet<Box<[u8]>>,
     /// The time until which the current message may wait.
     deadline: Instant,
     is_ending: Arc<AtomicBool>,
@@ -117,7 +126,8 @@ impl BackgroundNames {
             renewed: Instant::now(),
             requests,
             replies,
-            pending: 0,
+            pending: HashSet::new(),
+            named: HashSet::new(),
             deadline: Instant::now(),
             is_ending,
             symbols,
@@ -131,6 +141,7 @@ impl BackgroundNames {
         if now.saturating_duration_since(self.renewed) >= RENEWAL {
             self.renewed = now;
             self.nameless.clear();
+            self.named.clear();
             self.files.age();
         }
     }
@@ -144,7 +155,7 @@ impl BackgroundNames {
             addresses,
         };
         if self.requests.try_send(request).is_ok() {
-            self.pending += 1;
+            self.pending.insert(key.into());
         }
     }
 
@@ -155,20 +166,25 @@ impl BackgroundNames {
                 self.add(&reply);
             }
             let left = self.deadline.saturating_duration_since(Instant::now());
-            if self.pending == 0 || left.is_zero() || self.is_ending.load(Ordering::Relaxed) {
+            if self.pending.is_empty() || left.is_zero() || self.is_ending.load(Ordering::Relaxed) {
                 return;
             }
-            if let Ok(reply) = self.replies.recv_timeout(left.min(CHECK_INTERVAL)) {
-                self.add(&reply);
+            match self.replies.recv_timeout(left.min(CHECK_INTERVAL)) {
+                Ok(reply) => self.add(&reply),
+                Err(RecvTimeoutError::Timeout) => {}
+                // The thread has panicked, which was printed.
+                Err(RecvTimeoutError::Disconnected) => self.pending.clear(),
             }
         }
     }
 
     fn add(&mut self, reply: &Reply) {
-        self.pending -= 1;
-        if reply.functions.iter().all(Vec::is_empty) {
+        self.pending.remove(&reply.key);
+        let is_nameless = reply.functions.iter().all(Vec::is_empty);
+        if is_nameless && !self.named.contains(&reply.key) {
             self.nameless.insert(reply.key.clone());
         } else {
+            self.named.insert(reply.key.clone());
             let both = reply.addresses.iter().zip(&reply.functions);
             for (address, functions) in both.filter(|(_, it)| !is_transient(it)) {
                 self.known.add(&reply.key, *address, functions);
@@ -190,7 +206,8 @@ impl Symbolizer for BackgroundNames {
         };
         let is_missing = |it: &&u64| self.known.get(&key, **it).is_none();
         let missing: Vec<u64> = addresses.iter().filter(is_missing).copied().collect();
-        if !missing.is_empty() && !self.nameless.contains(&key) {
+        let is_expected = self.nameless.contains(&key) || self.pending.contains(&key);
+        if !missing.is_empty() && !is_expected {
             self.request(&key, query, missing);
             self.wait();
         }
@@ -246,9 +263,12 @@ mod tests {
         assert!(budget.is_left(at(0)));
         budget.spend(Duration::from_secs(7));
         assert!(!budget.is_left(at(0)));
-        assert!(budget.is_left(at(50)));
-        assert_eq!(budget.left, Duration::from_secs(1));
+        // Also what was spent beyond it.
+        assert!(!budget.is_left(at(7)));
+        assert!(!budget.is_left(at(250)));
+        assert!(budget.is_left(at(300)));
+        assert_eq!(budget.left, 1_000_000_000);
         assert!(budget.is_left(at(5000)));
-        assert_eq!(budget.left, Duration::from_secs(2));
+        assert_eq!(budget.left, 2_000_000_000);
     }
 }

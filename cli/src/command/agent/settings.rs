@@ -31,6 +31,8 @@ use values::{Frequency, Interval, Size};
 const INTERVAL: Duration = Duration::from_secs(5);
 /// The default sampling frequency per CPU, in Hz.
 const FREQUENCY: u32 = 99;
+/// Memory of a child process that decodes a file, in bytes: it counts with the agent's where a service or a container has a limit.
+const DECODER_MEMORY: u64 = 1 << 30;
 
 /// Where the kubelet keeps links to the logs of containers.
 const POD_LOGS: &str = "/var/log/containers";
@@ -226,6 +228,7 @@ impl Settings {
         let mut file = file.unwrap_or_default();
         if from_environment && given.otlp.is_none() {
             file.otlp = None;
+            file.otlp_protocol = None;
         }
         given = given.or(file);
         let (queue, cardinality) = (QueueLimits::default(), CardinalityLimits::default());
@@ -292,7 +295,9 @@ impl Settings {
 
     /// Returns what the node knows of processes.
     pub(super) fn pods(&self) -> Pods {
-        Pods::new(&self.pod_logs, self.node_name.as_deref(), host())
+        // In a container, the system's name is that of the pod.
+        let host = self.node_name.clone().or_else(host);
+        Pods::new(&self.pod_logs, self.node_name.as_deref(), host)
     }
 
     /// Returns the names of settings that differ in `other`, and that hold from the start of the agent until its end.
@@ -307,6 +312,10 @@ impl Settings {
                 self.queue_limits != other.queue_limits,
             ),
             ("listen", self.listen != other.listen),
+            (
+                "debuginfod",
+                self.debug_files.debuginfod != other.debug_files.debuginfod,
+            ),
         ];
         let differ = differ.into_iter().filter(|(_, differs)| *differs);
         differ.map(|(name, _)| name).collect()
@@ -328,6 +337,7 @@ impl Settings {
         let symbols = self.debug_files.symbols(server);
         let symbols = symbols.search_processes().files(files.clone());
         let symbols = symbols.abandoned_by(Arc::clone(is_ending));
+        let symbols = symbols.worker_memory(DECODER_MEMORY);
         if self.no_symbols {
             symbols.without_functions()
         } else {

@@ -28,6 +28,36 @@ impl Drop for Scratch {
     }
 }
 
+/// What may be read later is no damage: the message would be lost.
+#[test]
+fn only_another_file_than_the_written_one_is_damage() {
+    let of = |errno: Errno| Directory::is_damage(&io::Error::from(errno));
+    for errno in [
+        Errno::EMFILE,
+        Errno::ENFILE,
+        Errno::EIO,
+        Errno::ENOMEM,
+        Errno::EACCES,
+    ] {
+        assert!(!of(errno), "{errno}");
+    }
+    for errno in [Errno::ENOENT, Errno::ELOOP] {
+        assert!(of(errno), "{errno}");
+    }
+    assert!(Directory::is_damage(&ErrorKind::InvalidData.into()));
+}
+
+/// Its owner could exchange what it leads to after the check.
+#[test]
+fn a_link_to_a_directory_is_refused() {
+    let folder = Scratch::new("queue-link");
+    let link = folder.0.join("link");
+    fs::create_dir(folder.0.join("queue")).unwrap();
+    symlink("queue", &link).unwrap();
+    let error = Directory::open(&link).unwrap_err();
+    assert!(matches!(error, DirectoryError::Io { .. }), "{error:?}");
+}
+
 #[test]
 fn a_file_is_the_message_itself_with_its_facts_in_its_name() {
     let scratch = Scratch::new("directory-name");
@@ -139,7 +169,7 @@ fn mutated_files_are_read_as_written_or_not_at_all() {
                     refused += 1;
                 }
             }
-            directory.remove(found);
+            directory.remove(found).unwrap();
         }
         let _ = fs::remove_file(renamed);
     }
