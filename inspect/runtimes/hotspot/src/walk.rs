@@ -21,6 +21,7 @@ pub(crate) use interpreted::Codelets;
 
 /// DWARF's numbers.
 pub(crate) const RAX: u8 = 0;
+pub(crate) const RDX: u8 = 1;
 pub(crate) const RBX: u8 = 3;
 pub(crate) const RBP: u8 = 6;
 pub(crate) const RSP: u8 = 7;
@@ -101,15 +102,30 @@ impl Step<'_> {
             Kind::Adapter => self.adapter(),
             _ if self.pc == self.of.call_stub_return => self.by_frame_pointer(Some(stub)),
             Kind::Barrier if !self.is_innermost => self.by_frame_pointer(Some(stub)),
-            _ if blob.frame_size > 0 => {
-                let caller = self.incomplete(blob, blob.start)?;
-                let size = self.sp.wrapping_add(blob.frame_size);
-                let caller = caller.map_or_else(|| self.at_frame(size), Ok)?;
-                Ok(frame(caller, Some(stub)))
-            }
+            _ if blob.frame_size > 0 => Ok(frame(self.sized_stub(blob)?, Some(stub))),
             _ if !self.is_innermost => self.by_frame_pointer(Some(stub)),
             _ => self.leaf(stub),
         }
+    }
+
+    /// The caller of a stub whose frame has a fixed size. Those that pass on exceptions leave in other ways than a return: they
+    /// have the address on the stack, or in rdx.
+    fn sized_stub(&self, blob: &Blob) -> Result<FrameRegisters, GeneratedEnd> {
+        let caller = self.incomplete(blob, blob.start)?;
+        let end = self.sp.wrapping_add(blob.frame_size);
+        let caller = caller.map_or_else(|| self.at_frame(end), Ok);
+        let is_code = |it: &FrameRegisters| self.of.cache.contains(it.instruction_pointer);
+        if !self.is_innermost || caller.as_ref().is_ok_and(is_code) {
+            return caller;
+        }
+        let passed_on = self.frame.get(RDX).map(|address| {
+            let mut caller = *self.frame;
+            caller.instruction_pointer = address;
+            caller
+        });
+        let others = [self.at_return().ok(), passed_on];
+        let found = others.into_iter().flatten().find(is_code);
+        found.map_or(caller, Ok)
     }
 
     /// Reads a word of the stack.

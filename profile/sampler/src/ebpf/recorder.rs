@@ -388,12 +388,11 @@ impl Backend for Recorder {
         let until = self.waits.as_ref().map_or(now, |it| it.complete_until(now));
         self.loaded.events.begin();
         self.loaded.words.begin();
-        self.processes.second_walk.begin();
+        self.processes.begin_drain();
         // Before the events, whose mappings are among these.
         let mut has_changes = self.pass_on_reports(until);
         if let Some(waits) = &mut self.waits {
             waits.begin();
-            self.processes.begin_waits();
         }
         while let Some((head, parts)) = self.loaded.events.next(until) {
             if let Some(waits) = &mut self.waits {

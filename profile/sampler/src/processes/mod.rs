@@ -44,8 +44,8 @@ pub(crate) struct Processes {
     whole_machine: bool,
     pub(crate) tally: Tally,
     pub(crate) second_walk: SecondWalk,
-    /// The thread that walks the stacks of waits.
-    wait_walk: SecondWalk,
+    /// The thread that walks the stacks of waits, and those with generated code: they have no other.
+    only_walk: SecondWalk,
     known_walks: KnownWalks,
     pub(crate) waits: KnownWaits,
 }
@@ -71,7 +71,7 @@ impl Processes {
             whole_machine: scan_timeout.is_some(),
             tally: Tally::default(),
             second_walk: SecondWalk::new(options),
-            wait_walk: SecondWalk::for_waits(),
+            only_walk: SecondWalk::for_only_walks(),
             known_walks: KnownWalks::default(),
             waits: KnownWaits::new(),
         }
@@ -149,9 +149,10 @@ impl Processes {
         self.following.before_exec.contains(&pid)
     }
 
-    /// Notes that a drain begins in which waits are passed on.
-    pub(crate) fn begin_waits(&mut self) {
-        self.wait_walk.begin();
+    /// Notes that a drain begins.
+    pub(crate) fn begin_drain(&mut self) {
+        self.second_walk.begin();
+        self.only_walk.begin();
     }
 
     fn end_program(&mut self, pid: i32) {
@@ -267,7 +268,11 @@ impl Processes {
         time: u64,
         copied: CopiedStack,
     ) -> Option<Walked> {
-        self.walk(pid, time, Arc::new(copied), |it| &mut it.second_walk)
+        let walker: fn(&mut Self) -> &mut SecondWalk = match self.walkers(pid) {
+            Some(_) => |it| &mut it.only_walk,
+            None => |it| &mut it.second_walk,
+        };
+        self.walk(pid, time, Arc::new(copied), walker)
     }
 
     /// The same for the stack of a wait, which may be longer than its copy.
@@ -279,7 +284,7 @@ impl Processes {
                 return Some(known.clone());
             }
         }
-        let walked = self.walk(pid, time, copied.clone(), |it| &mut it.wait_walk)?;
+        let walked = self.walk(pid, time, copied.clone(), |it| &mut it.only_walk)?;
         self.known_walks.insert(pid, &copied, &walked);
         Some(walked)
     }

@@ -252,8 +252,7 @@ impl Recorder {
 
 impl Backend for Recorder {
     fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut dyn FnMut(Sample)) {
-        self.processes.second_walk.begin();
-        self.processes.begin_waits();
+        self.processes.begin_drain();
         for _ in 0..QUEUE {
             match self.messages.try_recv() {
                 Ok(Message::Sample(taken)) if self.processes.is_before_exec(taken.pid) => {

@@ -31,8 +31,8 @@ pub(crate) const BELOW_STACK: u64 = 256;
 pub(crate) const COPIED_CODE: usize = 32;
 /// Maximum time that one drain waits for second walks: rings have room for the usual samples of a second.
 const MAX_WAIT: Duration = Duration::from_millis(40);
-/// The same for the stacks of waits.
-const MAX_WAIT_FOR_WAITS: Duration = Duration::from_millis(200);
+/// The same for stacks that have no other walk.
+const MAX_WAIT_FOR_ONLY_WALKS: Duration = Duration::from_millis(200);
 /// Number of general registers that may have addresses of code.
 const REGISTERS: u8 = 33;
 
@@ -266,14 +266,14 @@ impl SecondWalk {
         }
     }
 
-    /// Creates the one that walks the stacks of waits, which have no other: the longer a drain takes, the more the next one has.
-    pub(crate) fn for_waits() -> Self {
+    /// Creates the one that walks stacks that have no other walk. The longer a drain takes, the more the next one has.
+    pub(crate) fn for_only_walks() -> Self {
         Self {
             walker: None,
             number: 0,
             is_behind: false,
-            limit: MAX_WAIT_FOR_WAITS,
-            left: MAX_WAIT_FOR_WAITS,
+            limit: MAX_WAIT_FOR_ONLY_WALKS,
+            left: MAX_WAIT_FOR_ONLY_WALKS,
         }
     }
 

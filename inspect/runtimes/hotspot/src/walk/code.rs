@@ -53,6 +53,8 @@ pub(super) fn entered(code: &[u8], at: usize) -> Entered {
         index += match rest {
             // mov %eax, -N(%rsp): touches the stack's end
             [0x89, 0x84, 0x24, ..] => 7,
+            // push %rdx: the address that the code for exceptions passes on
+            [0x52, ..] => 1,
             [0x0f, 0x1f, 0x40, ..] => 4,
             [0x0f, 0x1f, 0x44, 0, 0, ..] => 5,
             [0xf3, 0x0f, 0x1e, 0xfa, ..] => 4,
