@@ -166,10 +166,14 @@ impl Step<'_> {
                 "a stub's frame pointer is not above it",
             ));
         }
-        Ok(frame(
-            self.at_frame(frame_pointer.wrapping_add(16))?,
-            record,
-        ))
+        let above = frame_pointer.wrapping_add(16);
+        let mut caller = self.at_frame(above)?;
+        // The stub that compiled code calls when it is entered keeps a word between (`generate_method_entry_barrier`).
+        if caller.instruction_pointer == u64::MAX {
+            caller.instruction_pointer = self.word(above)?;
+            caller.set(RSP, above.wrapping_add(8));
+        }
+        Ok(frame(caller, record))
     }
 
     /// Code that moves the arguments of a call, which it passes on: the callee returns to the caller, whose stack pointer is

@@ -29,6 +29,8 @@ const MAX_TABLES: usize = 64 << 20;
 const MAX_FILE: u64 = 256 << 20;
 /// Time without a request after which no tables are kept: early stacks come in bursts.
 const MAX_REST: Duration = Duration::from_secs(5);
+/// Bytes behind a copy that may be the rest of its stack: Java's threads have stacks of a megabyte.
+const MAX_REST_OF_STACK: u64 = 512 << 10;
 /// Number of rules from which on the next walk begins with none: there must be room for those of a stack.
 const MANY_RULES: usize = MAX_RULES / 2;
 
@@ -219,8 +221,8 @@ struct CopiedMemory<'c> {
 
 impl Memory for CopiedMemory<'_> {
     fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
-        let (start, end) = self.copied.range();
-        let is_on_stack = (start..end).contains(&address);
+        let (start, end_of_copy) = self.copied.range();
+        let is_on_stack = (start..end_of_copy).contains(&address);
         let length = buffer.len();
         if is_on_stack && length > size_of::<u64>() {
             // The walk asks for whole pages first: only the words that it needs are noted.
@@ -248,8 +250,9 @@ impl Memory for CopiedMemory<'_> {
             return file.read_exact_at(buffer, at).or(copied);
         }
         // The stack has gone on since it was copied.
-        let is_beyond = is_on_stack || end.is_some_and(|it| address < start && start < it);
-        match self.live.filter(|_| !is_beyond) {
+        let is_copied = is_on_stack || end.is_some_and(|it| address < start && start < it);
+        let is_rest = self.copied.is_cut() && address.wrapping_sub(end_of_copy) < MAX_REST_OF_STACK;
+        match self.live.filter(|_| !is_copied && !is_rest) {
             Some(live) => live.read(address, buffer),
             None => copied,
         }

@@ -72,11 +72,17 @@ impl Step<'_> {
             return Ok(frame(caller, None));
         }
         let found = self.method_frame();
-        if found.is_err()
-            && let Some(returns) = returns
-            && let Some(caller) = self.left_method(returns)?
-        {
-            return Ok(frame(caller, None));
+        if found.is_err() && self.is_innermost {
+            if let Some(returns) = returns
+                && let Some(caller) = self.left_method(returns)?
+            {
+                return Ok(frame(caller, None));
+            }
+            // Its frame has been removed, but for the return address.
+            let caller = self.at_return()?;
+            if self.of.cache.contains(caller.instruction_pointer) {
+                return Ok(frame(caller, None));
+            }
         }
         found
     }
@@ -123,6 +129,11 @@ impl Step<'_> {
         let position = current.and_then(|current| method.position(current));
         let position = position.or_else(|| method.position(saved));
         let mut caller = FrameRegisters::new(slot(1)?);
+        if !self.of.cache.contains(caller.instruction_pointer) {
+            return Err(GeneratedEnd::Unexpected(
+                "no return address in the interpreter",
+            ));
+        }
         caller.set(RSP, slot(SENDER)?);
         caller.set(RBP, slot(0)?);
         Ok(frame(
