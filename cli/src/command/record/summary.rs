@@ -220,7 +220,10 @@ impl Summary {
     fn hints(&self) -> String {
         let mut text = String::new();
         let places = self.incomplete_stacks.iter();
-        let java = places.filter(|it| it.module == "[Java]" && it.end != StackEnd::Limit);
+        // HotSpot's stacks need no frame pointers: some could not be walked by its own data in time.
+        let is_other = |end| !matches!(end, StackEnd::TablesNotReady | StackEnd::GeneratedCode);
+        let java = places
+            .filter(|it| it.module == "[Java]" && it.end != StackEnd::Limit && is_other(it.end));
         let java: u64 = java.map(|it| it.samples).sum();
         if java > 0 && 100 * java >= HINT_SHARE * self.counts.all_stacks() {
             text += "  Java: run it with -XX:+PreserveFramePointer for whole stacks\n";

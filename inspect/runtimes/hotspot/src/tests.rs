@@ -168,9 +168,9 @@ impl Machine {
         let halves = halves.iter().flat_map(|half| half.to_ne_bytes());
         self.put(constant + 20, &halves.collect::<Vec<u8>>());
         self.put(constant + 28, &[0; 12]);
-        // Position 0 is line 7, 4 is line 9; then the end.
-        self.put(constant + 40, &[7, 4 << 3 | 2, 0]);
-        self.put(constant + 43, &[0; 21]);
+        // Position 0 is line 7, 2 is line 8, 5 is line 9; then the end.
+        self.put(constant + 40, &[7, 2 << 3 | 1, 3 << 3 | 1, 0]);
+        self.put(constant + 44, &[0; 20]);
         self.put_u64(pool, &[0, class, 2, 0, 0, at + 0x400, at + 0x500, 0]);
         self.put_u64(class, &[0, at + 0x600, 0, 0, 0, 0, 0, 0]);
         self.put_symbol(at + 0x400, name);
@@ -265,7 +265,7 @@ fn a_compiled_frame_has_its_size_and_its_inlined_methods() {
     );
     assert_eq!(
         frames,
-        ["shop.Cart.price Cart.java:7", "shop.Cart.total Cart.java:9"]
+        ["shop.Cart.price Cart.java:8", "shop.Cart.total Cart.java:9"]
     );
     // Where the tables have no place, the method is known, but no line.
     let (_, frames) = step(&machine, &registers(BLOB_CODE + 0x41, 0), false);

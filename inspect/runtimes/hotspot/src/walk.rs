@@ -108,7 +108,7 @@ impl Step<'_> {
         }
     }
 
-    /// The caller of a stub whose frame has a fixed size. Those that pass on exceptions leave in other ways than a return: they
+    /// The caller of a stub whose frame has a fixed size. Some pass on exceptions, and leave in other ways than a return: they
     /// have the address on the stack, or in rdx.
     fn sized_stub(&self, blob: &Blob) -> Result<FrameRegisters, GeneratedEnd> {
         let caller = self.incomplete(blob, blob.start)?;
