@@ -6,11 +6,12 @@
 
 mod copies;
 mod modules;
+mod places;
 mod ranges;
 mod report;
 mod runtime;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
@@ -18,12 +19,10 @@ use std::time::{Duration, Instant};
 
 use otelctx_reader::remote::mappings::{HUGE_PAGE, is_name_of_memory};
 use otelctx_reader::remote::{self, Device};
-use otelctx_sample::{Catalog, Frame, Mapping, Module, ModuleFiles, ProcessId};
+use otelctx_sample::{Catalog, Frame, Mapping, Module, ProcessId};
 use otelctx_track::schedule::Backoff;
 
 use crate::monotonic;
-use crate::second_walk::{Content, CopiedStack, Place};
-use crate::walkers::LiveWalkers;
 pub(crate) use copies::Copies;
 pub(crate) use modules::Modules;
 use ranges::Ranges;
@@ -41,8 +40,6 @@ const MAX_COPIED: usize = 256;
 const MAX_EXEC: u64 = 20_000_000;
 /// Maximum length of a process's name, in bytes (`TASK_COMM_LEN`, without the end).
 const MAX_NAME: usize = 15;
-/// Maximum number of mappings that are searched for the code in a copied stack: each word of it is looked up.
-const MAX_SEARCHED: usize = 4096;
 /// How long to wait between two searches for mappings that newer ones have replaced.
 const REMOVAL_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -477,51 +474,6 @@ impl CodeMappings {
         self.in_catalog = self.mappings.len();
     }
 
-    /// Returns the code that a stack copied at `time` may lie in, in address order. `None` if that is not certain. Reads the
-    /// mappings first if the thread ran in none.
-    pub(crate) fn places(
-        &mut self,
-        copied: &CopiedStack,
-        time: u64,
-        process: Option<&remote::Process>,
-        walkers: Option<&LiveWalkers>,
-        modules: &mut Modules,
-    ) -> Option<Vec<Place>> {
-        let address = copied.registers.instruction_pointer();
-        let is_walked = |address| walkers.is_some_and(|it| it.walkers.cover(address));
-        if let Some(process) = process.filter(|_| !self.contain(address) && !is_walked(address)) {
-            self.read_if_due(process, modules);
-        }
-        if !self.contain(address) && !is_walked(address) || self.mappings.len() > MAX_SEARCHED {
-            return None;
-        }
-        let mut found: BTreeMap<u64, &Mapped> = BTreeMap::new();
-        copied.words(&mut |word| {
-            // A frame that has called another one returns behind the call.
-            for address in [word, word.wrapping_sub(1)] {
-                let last = found.range(..=address).next_back();
-                let is_known = last.is_some_and(|(_, mapped)| address < mapped.end);
-                if !is_known && self.contain(address) && !is_walked(address) {
-                    let contains = |it: &&Mapped| (it.start..it.end).contains(&address);
-                    let mut mappings = self.mappings.iter().filter(|it| it.since <= time);
-                    let mapped = mappings.rfind(contains);
-                    found.extend(mapped.map(|it| (it.start, it)));
-                }
-            }
-        });
-        let mut before = 0;
-        let is_apart = |it: &&Mapped| std::mem::replace(&mut before, it.end) <= it.start;
-        if !found.values().all(is_apart) {
-            return None;
-        }
-        let place = |it: &Mapped| Place {
-            range: (it.start, it.end),
-            offset: it.offset,
-            content: content(&it.module, &modules.files),
-        };
-        Some(found.into_values().map(place).collect())
-    }
-
     /// Reads the mappings, unless that was done a moment ago. Returns true if there are new ones.
     pub(crate) fn read_if_due(&mut self, process: &remote::Process, modules: &mut Modules) -> bool {
         let start = Instant::now();
@@ -566,18 +518,6 @@ impl CodeMappings {
         });
         self.copies.note(may_be_copied);
         any
-    }
-}
-
-/// What is mapped of a module, for a second walk.
-fn content(module: &Arc<Module>, files: &ModuleFiles) -> Content {
-    if module.path == "[vdso]" {
-        Content::Vdso
-    } else if is_generated(module) {
-        Content::Generated
-    } else {
-        let file = files.get(module);
-        file.map_or(Content::Unknown, |file| Content::File(module.clone(), file))
     }
 }
 

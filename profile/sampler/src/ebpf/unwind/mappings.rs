@@ -86,6 +86,9 @@ pub(super) fn with_walked(mappings: Vec<Code>, walked: &[Range<u64>]) -> Vec<Cod
     if walked.is_empty() {
         return mappings;
     }
+    // The program compares addresses below 2^63 alone, which the process chooses.
+    let is_usable = |range: &&Range<u64>| range.start < range.end && range.end >> 63 == 0;
+    let walked: Vec<_> = walked.iter().filter(is_usable).take(MAX_WALKED).collect();
     let mut list = Vec::with_capacity(mappings.len() + 2 * walked.len());
     for code in mappings {
         let mut start = code.start;
@@ -103,7 +106,7 @@ pub(super) fn with_walked(mappings: Vec<Code>, walked: &[Range<u64>]) -> Vec<Cod
             list.push(Code { start, ..code });
         }
     }
-    list.extend(walked.iter().take(MAX_WALKED).map(|range| Code {
+    list.extend(walked.iter().map(|range| Code {
         start: range.start,
         end: range.end,
         page: AWAITS_ROWS,
@@ -264,6 +267,43 @@ mod tests {
         ];
         assert_eq!(found(&mappings), expected);
         assert_eq!(dropped, Dropped::default());
+    }
+
+    #[test]
+    fn code_that_runtimes_walk_takes_the_place_of_mappings() {
+        let code = |start, end, base| Code {
+            start,
+            end,
+            base,
+            pages: 1,
+            ..Code::default()
+        };
+        let walked = |start, end| Code {
+            start,
+            end,
+            page: AWAITS_ROWS,
+            ..Code::default()
+        };
+        let mappings = vec![code(0x1000, 0x5000, 7), code(0x8000, 0x9000, 8)];
+        assert_eq!(with_walked(mappings.clone(), &[]), mappings);
+        // In the middle, across an end, beside all mappings, and over a whole one; what has no place is left out.
+        let ranges = [
+            0x2000..0x3000,
+            0x4000..0x6000,
+            0x6800..0x7000,
+            0x7000..0xa000,
+            0xb000..0xb000,
+            1 << 62..u64::MAX,
+        ];
+        let expected = [
+            code(0x1000, 0x2000, 7),
+            walked(0x2000, 0x3000),
+            code(0x3000, 0x4000, 7),
+            walked(0x4000, 0x6000),
+            walked(0x6800, 0x7000),
+            walked(0x7000, 0xa000),
+        ];
+        assert_eq!(with_walked(mappings, &ranges), expected);
     }
 
     #[test]
