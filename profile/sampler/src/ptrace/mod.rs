@@ -188,6 +188,16 @@ impl Recorder {
             .insert(pid, Arc::new(configuration));
     }
 
+    /// Passes on new walkers of generated code: a runtime may have just begun.
+    fn note_walkers(&mut self, pid: i32) {
+        let walkers = self.processes.walkers(pid);
+        let known = self.shared.configurations().get(&pid).cloned();
+        let known = known.map(|it| it.walkers.as_ref().map(Arc::as_ptr));
+        if known.is_some_and(|known| known != walkers.as_ref().map(Arc::as_ptr)) {
+            self.configure(pid);
+        }
+    }
+
     /// Passes on what was seen of a thread off the CPU.
     fn wait(
         &mut self,
@@ -221,6 +231,7 @@ impl Recorder {
                 (stack.frames, stack.end) = (walked.frames.to_vec(), Some(walked.end));
             }
         }
+        self.note_walkers(taken.pid);
         let stack = reading.stack.as_ref();
         self.processes.tally.counts.missing_stacks += u64::from(stack.is_none());
         self.processes.search_other_context(taken.pid, reading.time);
