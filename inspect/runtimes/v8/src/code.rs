@@ -159,6 +159,10 @@ impl Heap<'_> {
         self.code(code.object).as_ref() == Some(code)
     }
 
+    pub(crate) fn is_regular_expression(&self, code: &Code) -> bool {
+        code.kind == Layout::REGULAR_EXPRESSION
+    }
+
     pub(crate) fn is_baseline(&self, code: &Code) -> bool {
         code.kind == self.layout.baseline
     }

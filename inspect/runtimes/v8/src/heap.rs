@@ -80,11 +80,22 @@ impl Heap<'_> {
         (self.instance_type(object)? == wanted).then_some(object)
     }
 
-    /// Returns whether an object is a function.
-    pub(crate) fn is_function(&self, object: Object) -> bool {
+    /// A function to which a word of the stack refers. The collector may have moved it since the stack was copied: then it
+    /// has left the new address in the map's place.
+    pub(crate) fn function(&self, word: u64) -> Option<Object> {
         let types = &self.layout.types.function;
-        self.instance_type(object)
-            .is_some_and(|it| types.contains(&it))
+        let is_function = |object: &Object| {
+            let found = self.instance_type(*object);
+            found.is_some_and(|it| types.contains(&it))
+        };
+        let object = Object::strong(word)?;
+        let moved = || {
+            let address = self.word(object, 0)?;
+            let is_address = address & 3 == 0 && (1..END_OF_MEMORY).contains(&address);
+            is_address.then_some(Object(address))
+        };
+        let found = Some(object).filter(is_function);
+        found.or_else(|| moved().filter(is_function))
     }
 
     /// An element of a fixed array.

@@ -116,8 +116,9 @@ impl Layout {
     /// Arrays: their length, and their elements.
     pub(crate) const ARRAY_LENGTH: u64 = 8;
     pub(crate) const ARRAY_DATA: u64 = 16;
-    /// Mask of the code's kind in its flags.
+    /// Mask of the code's kind in its flags, and the kind of regular expressions.
     pub(crate) const CODE_KIND: u32 = 15;
+    pub(crate) const REGULAR_EXPRESSION: u32 = 3;
 
     /// Reads the constants of a module. `None` if it has none, or has pointers of 32 bits.
     ///

@@ -25,6 +25,9 @@ const MAX_GAP: u64 = 512 << 20;
 /// Maximum number of frames that are kept by their records.
 const MAX_KEPT: usize = 1 << 14;
 
+/// The name of code that executes a regular expression.
+const REGULAR_EXPRESSION: &str = "(regular expression)";
+
 #[derive(Debug)]
 pub(crate) struct V8Process {
     pub(crate) layout: Arc<Layout>,
@@ -72,6 +75,10 @@ impl V8Process {
             Place::Bytecode(_) | Place::Unknown => None,
         };
         let called = match (&code, record.function) {
+            (Some(found), _) if heap.is_regular_expression(found) => {
+                let frames = marker(REGULAR_EXPRESSION);
+                return heap.is_still(found).then_some(Kept { frames, code });
+            }
             (Some(code), _) if heap.is_optimized(code) => self.optimized(heap, code, record)?,
             (Some(code), Some((shared, _)))
                 if heap.is_baseline(code) && heap.bytecode_of(code) != heap.bytecode(shared) =>
@@ -121,7 +128,7 @@ impl V8Process {
         heap.bytecode_position(bytecode, offset.into())
     }
 
-    /// Returns whether a frame executes a function: other code is that of regular expressions and of WebAssembly.
+    /// Returns whether a frame executes a function: other code is that of WebAssembly, and calls it.
     fn is_function(&self, heap: &Heap<'_>, record: &Record) -> bool {
         match record.place {
             Place::Bytecode(_) | Place::Unknown => true,
@@ -252,9 +259,14 @@ impl V8Process {
 
 /// A function whose name is not known.
 fn unnamed() -> Arc<[Frame]> {
+    marker("[JavaScript]")
+}
+
+/// A frame with this name, and no place.
+fn marker(name: &str) -> Arc<[Frame]> {
     let frame = NamedFrame {
         kind: FrameKind::V8JS,
-        function: "[JavaScript]".into(),
+        function: name.into(),
         ..NamedFrame::default()
     };
     Arc::new([Frame::from(frame)])

@@ -174,8 +174,7 @@ impl Walker {
         }
         let record = if matches!(area, Area::Generated(_)) {
             let function = frame.get(FUNCTION).filter(|_| stage != Stage::Returning);
-            let function = function.and_then(Object::strong);
-            let function = function.filter(|it| heap.is_function(*it));
+            let function = function.and_then(|word| heap.function(word));
             Self::record(
                 heap,
                 frame.instruction_pointer,
@@ -295,10 +294,16 @@ impl Words {
         self.context_or_type & 1 == 0
     }
 
+    /// The function of the frame.
     fn function(&self, heap: &Heap<'_>) -> Option<Object> {
-        let function = Object::strong(self.function).filter(|_| !self.is_typed());
-        function.filter(|it| heap.is_function(*it))
+        (!self.is_typed()).then(|| heap.function(self.function))?
     }
+}
+
+/// Returns whether a function is of a script, and not one of V8's own.
+fn is_of_script(heap: &Heap<'_>, function: Object) -> bool {
+    let shared = heap.shared(function);
+    shared.is_some_and(|shared| heap.identity(shared).is_some())
 }
 
 fn register(frame: &FrameRegisters, number: u8) -> Result<u64, GeneratedEnd> {
@@ -345,18 +350,14 @@ impl GeneratedCode for Walker {
             register(frame, STACK_POINTER)?,
             register(frame, FRAME_POINTER)?,
         );
-        let is_frame = pointer % 8 == 0 && (stack..stack + MAX_FRAME).contains(&pointer);
+        let is_frame = pointer.is_multiple_of(8) && pointer.wrapping_sub(stack) < MAX_FRAME;
         if !is_frame {
             let why = "the frame pointer is not in the stack";
             return Err(GeneratedEnd::Unexpected(why));
         }
         let words = Words::read(memory, pointer)?;
         let function = words.function(&heap);
-        let is_script = |function: Object| {
-            let shared = heap.shared(function);
-            shared.is_some_and(|shared| heap.identity(shared).is_some())
-        };
-        let of_script = function.filter(|function| is_script(*function));
+        let of_script = function.filter(|function| is_of_script(&heap, *function));
         if area == Area::Interpreter && of_script.is_some() {
             return Ok(self.interpreted(&heap, frame, &words, is_innermost));
         }
@@ -374,10 +375,16 @@ impl GeneratedCode for Walker {
             // Its own frame is not there, and its caller's place not known.
             Area::Interpreter | Area::Builtin => Place::Unknown,
         };
-        let record = match (of_script, area) {
-            (None, Area::Builtin | Area::Interpreter) => native(!is_innermost),
-            (None, Area::Generated(_)) if function.is_none() => native(!is_innermost),
-            (function, _) => Self::record(&heap, instruction, function, place),
+        // A function that was moved and overwritten since is not known. That of optimized code is, by its code.
+        let is_lost = match area {
+            Area::Generated(_) => true,
+            Area::Interpreter => !words.is_typed() && function.is_none(),
+            Area::Builtin => false,
+        };
+        let record = if of_script.is_some() || is_lost {
+            Self::record(&heap, instruction, of_script, place)
+        } else {
+            native(!is_innermost)
         };
         // A bytecode that calls has a frame of its own, which is part of the function's.
         let is_part = area == Area::Interpreter && words.is_typed();
