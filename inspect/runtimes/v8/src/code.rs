@@ -218,6 +218,13 @@ impl Heap<'_> {
         None
     }
 
+    /// The function that optimized code was generated for.
+    pub(crate) fn optimized_function(&self, code: &Code) -> Option<Object> {
+        let data = self.object(code.object, Layout::CODE_DEOPT)?;
+        let function = self.element(data, self.layout.deopt_shared)?;
+        self.unwrapped(Object::strong(function)?)
+    }
+
     /// The functions that the instruction `distance` bytes from the start of optimized code belongs to, innermost first: the
     /// last one is the one that was optimized. `is_call` is true for one that is the last byte of a call.
     pub(crate) fn optimized(
@@ -235,7 +242,7 @@ impl Heap<'_> {
 
     fn called_by_positions(&self, code: &Code, data: Object, distance: u64) -> Option<Vec<Called>> {
         let element = |index| Object::strong(self.element(data, index)?);
-        let outer = self.unwrapped(element(self.layout.deopt_shared)?)?;
+        let outer = self.optimized_function(code)?;
         let table = self.object(code.object, Layout::CODE_POSITIONS)?;
         let table = self.bytes(table, MAX_TABLE)?;
         let distance = i64::try_from(distance).ok()?;

@@ -16,6 +16,7 @@ mod positions;
 mod process;
 mod record;
 mod script;
+mod stage;
 mod text;
 mod translation;
 mod walker;

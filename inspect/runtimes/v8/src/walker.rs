@@ -8,16 +8,19 @@ use otelctx_reader::remote::{
 };
 
 use crate::builtins::Builtins;
-use crate::code::CodeFinder;
+use crate::code::{Code, CodeFinder};
 use crate::heap::{Heap, Object, small_integer};
 use crate::layout::Layout;
 use crate::record::{Place, Record, native};
+use crate::stage::Stage;
 
 // Registers by their DWARF numbers (System V ABI for x86-64, figure 3.36), and what V8 has in them.
 const FUNCTION: u8 = 5;
 const FRAME_POINTER: u8 = 6;
 const STACK_POINTER: u8 = 7;
 const BYTECODE_OFFSET: u8 = 9;
+/// While a function removes its arguments.
+const RETURN_ADDRESS: u8 = 10;
 
 /// Maximum size of a frame, in bytes: that of the stack.
 const MAX_FRAME: u64 = 8 << 20;
@@ -26,14 +29,6 @@ const BELOW: u64 = 48;
 const FRAME: usize = 64;
 /// Number of words below which the return address of a builtin without a frame is.
 const MAX_PUSHED: u64 = 12;
-/// Bytes of a function's code in which it builds its frame.
-const PROLOGUE: usize = 64;
-
-/// `push rbp; mov rbp, rsp`, with both encodings.
-const BUILDS_FRAME: [[u8; 4]; 2] = [[0x55, 0x48, 0x89, 0xe5], [0x55, 0x48, 0x8b, 0xec]];
-/// `ret`, and `ret n`.
-const RETURNS: [u8; 2] = [0xc3, 0xc2];
-
 /// The code of V8 in a process.
 #[derive(Debug)]
 pub(crate) struct Walker {
@@ -56,19 +51,6 @@ enum Area {
     /// The interpreter's code, which executes in the frame of the function.
     Interpreter,
     Builtin,
-}
-
-/// Where an interrupted function is, in the building of its frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// Its return address is on top of the stack, and its function in a register.
-    Entered,
-    /// The frame pointer of its caller is on top of that.
-    Pushed,
-    /// Its frame is there.
-    Built,
-    /// It is about to return: its frame is gone.
-    Returning,
 }
 
 impl Walker {
@@ -100,39 +82,6 @@ impl Walker {
     fn is_javascript(&self, address: u64) -> bool {
         let area = self.area(address.wrapping_sub(1));
         matches!(area, Some(Area::Generated(_) | Area::Interpreter))
-    }
-
-    fn stage(&self, heap: &Heap<'_>, pc: u64, area: Area) -> Stage {
-        let mut there = [0; 4];
-        if heap.memory.read(pc, &mut there).is_err() {
-            return Stage::Built;
-        }
-        if BUILDS_FRAME.contains(&there) {
-            return Stage::Entered;
-        }
-        if RETURNS.contains(&there[0]) {
-            return Stage::Returning;
-        }
-        let is_pushed = BUILDS_FRAME.iter().any(|code| there[..3] == code[1..]);
-        let mut before = [0];
-        let is_read = heap.memory.read(pc.wrapping_sub(1), &mut before).is_ok();
-        if is_pushed && is_read && before[0] == BUILDS_FRAME[0][0] {
-            return Stage::Pushed;
-        }
-        // Optimized functions check first whether their code is still valid.
-        if let Area::Generated(start) = area
-            && let Some(code) = self.finder.find(heap, pc, start)
-        {
-            let distance = (pc - code.range.start) as usize;
-            let mut prologue = [0; PROLOGUE];
-            let is_read = heap.memory.read(code.range.start, &mut prologue).is_ok();
-            let mut places = prologue.windows(4);
-            let built = places.position(|it| BUILDS_FRAME.iter().any(|code| it == code));
-            if is_read && built.is_some_and(|built| distance < built) {
-                return Stage::Entered;
-            }
-        }
-        Stage::Built
     }
 
     /// The record of a frame with this function. Without one, code alone says which function it is.
@@ -202,6 +151,28 @@ impl Walker {
         let mut caller = FrameRegisters::new(return_address);
         caller.set(STACK_POINTER, at + 8);
         caller.set(FRAME_POINTER, pointer);
+        Some(caller)
+    }
+
+    /// The caller of a function that has left its frame, so that the frame pointer leads to another function's: the return
+    /// address is on top of the stack, or taken from it to remove the arguments. `None` if it has not.
+    fn caller_of_left(
+        &self,
+        heap: &Heap<'_>,
+        frame: &FrameRegisters,
+        code: &Code,
+        function: Option<Object>,
+    ) -> Option<FrameRegisters> {
+        let is_other = heap.is_code_of(code, heap.shared(function?)?) == Some(false);
+        let stack = frame.get(STACK_POINTER).filter(|_| is_other)?;
+        let is_v8 = |word: &u64| self.area(word.wrapping_sub(1)).is_some();
+        let top = heap.memory.read_u64(stack).ok().filter(is_v8);
+        let taken = || frame.get(RETURN_ADDRESS).filter(is_v8);
+        let return_address = top.or_else(taken)?;
+        let mut caller = FrameRegisters::new(return_address);
+        // There is the return address, or an argument.
+        caller.set(STACK_POINTER, stack.wrapping_add(8));
+        caller.set(FRAME_POINTER, frame.get(FRAME_POINTER)?);
         Some(caller)
     }
 
@@ -340,9 +311,13 @@ impl GeneratedCode for Walker {
         let instruction = pc.wrapping_sub(u64::from(!is_innermost));
         let area = self.area(instruction);
         let area = area.ok_or(GeneratedEnd::Unexpected("it is not V8's"))?;
+        let (mut stage, mut code) = (Stage::Built, None);
         if is_innermost {
-            let stage = self.stage(&heap, pc, area);
-            if stage != Stage::Built {
+            if let Area::Generated(start) = area {
+                code = self.finder.find(&heap, pc, start);
+            }
+            stage = Stage::at(&heap, pc, code.as_ref());
+            if !matches!(stage, Stage::Built | Stage::Unfilled) {
                 return self.without_frame(&heap, frame, area, stage);
             }
         }
@@ -356,7 +331,10 @@ impl GeneratedCode for Walker {
             return Err(GeneratedEnd::Unexpected(why));
         }
         let words = Words::read(memory, pointer)?;
-        let function = words.function(&heap);
+        let function = match stage {
+            Stage::Unfilled => frame.get(FUNCTION).and_then(|word| heap.function(word)),
+            _ => words.function(&heap),
+        };
         let of_script = function.filter(|function| is_of_script(&heap, *function));
         if area == Area::Interpreter && of_script.is_some() {
             return Ok(self.interpreted(&heap, frame, &words, is_innermost));
@@ -367,6 +345,13 @@ impl GeneratedCode for Walker {
             && let Some(caller) = self.caller_of_builtin(&heap, stack, pointer)
         {
             let record = Some(native(false));
+            return Ok(GeneratedFrame { caller, record });
+        }
+        if let Some(code) = &code
+            && let Some(caller) = self.caller_of_left(&heap, frame, code, of_script)
+        {
+            let place = Place::Instruction;
+            let record = Some(Self::record(&heap, instruction, None, place));
             return Ok(GeneratedFrame { caller, record });
         }
         let place = match area {
