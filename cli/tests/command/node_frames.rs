@@ -4,7 +4,7 @@ use std::fs;
 
 use nix::unistd::geteuid;
 use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
-use otelctx_fixtures::{CoreDirectory, Node, Target};
+use otelctx_fixtures::{CoreDirectory, Node, Target, program_source};
 use serde_json::Value;
 
 use crate::otlp;
@@ -121,10 +121,12 @@ pub(crate) fn stacks(data: &ProfilesData, thread: &str) -> Vec<Vec<Shown>> {
 
 /// Returns whether a stack is from before the runtime was known, which names functions.
 fn is_early(stack: &[Shown]) -> bool {
-    const INTERPRETER: &str = "Builtins_InterpreterEntryTrampoline";
-    let is_unnamed =
-        |function: &str| function.starts_with("[JavaScript") || function == INTERPRETER;
     stack.iter().any(|(function, ..)| is_unnamed(function))
+}
+
+fn is_unnamed(function: &str) -> bool {
+    const INTERPRETER: &str = "Builtins_InterpreterEntryTrampoline";
+    function.starts_with("[JavaScript") || function == INTERPRETER
 }
 
 #[test]
@@ -190,6 +192,48 @@ fn dump_shows_the_functions_of_javascript_in_the_order_of_their_calls() {
         };
         let stack = dumped(&program, &[&program.pid()]);
         assert_eq!(calls_of(&stack), program.calls(), "{version}: {stack:#?}");
+    }
+}
+
+/// Each `inner7` is called by `made7` alone. Both are made and collected while their stacks are copied, walked and named.
+#[test]
+fn functions_that_come_and_go_are_called_by_their_own_callers_in_samples() {
+    if !geteuid().is_root() {
+        return eprintln!("skipped: needs root");
+    }
+    for version in ["22", "24", "26"] {
+        let Some(node) = Node::with_version(version) else {
+            continue;
+        };
+        let mut command = node.program();
+        command.arg(program_source("js_stacks.js"));
+        let target = Target::spawn(command.args(["never", "churn"]));
+        let (pid, scratch) = (target.pid().to_string(), Scratch::new("node-churn"));
+        let path = scratch.path("a.folded");
+        given_time(|seconds| {
+            let arguments = [
+                "record", "-F", "499", "-p", &pid, "-d", seconds, "-o", &path,
+            ];
+            otelctx(&arguments).expect(0);
+            let folded = fs::read_to_string(&path).unwrap();
+            let mut calls = 0;
+            for line in folded.lines() {
+                let stack: Vec<&str> = line.rsplit_once(' ').unwrap().0.split(';').collect();
+                for pair in stack.windows(2) {
+                    let number = pair[1].strip_prefix("inner");
+                    let is_number = |it: &&str| it.parse::<u32>().is_ok();
+                    let Some(number) = number.filter(is_number) else {
+                        continue;
+                    };
+                    let is_named = !is_unnamed(pair[0]);
+                    let is_its = pair[0] == format!("made{number}");
+                    assert!(is_its || !is_named, "{version}: {line}");
+                    calls += usize::from(is_its);
+                }
+            }
+            println!("{version}: {calls} calls");
+            (calls >= 10).then_some(()).ok_or(calls)
+        });
     }
 }
 

@@ -77,32 +77,26 @@ impl CodeFinder {
     /// The code that an instruction belongs to: the last one that starts before it. `floor` is the start of the mapping.
     pub(crate) fn find(&self, heap: &Heap<'_>, address: u64, floor: u64) -> Option<Code> {
         let lowest = floor.max(address.saturating_sub(MAX_CODE));
-        let mut end = (address / Layout::CODE_ALIGNMENT * Layout::CODE_ALIGNMENT)
-            .checked_sub(Layout::STREAM_HEADER)?
-            .checked_add(16)?;
+        let aligned = address / Layout::CODE_ALIGNMENT * Layout::CODE_ALIGNMENT;
+        let last = aligned.checked_sub(Layout::STREAM_HEADER)?;
+        let count = last.checked_sub(lowest)? / Layout::CODE_ALIGNMENT + 1;
         let mut bytes = vec![0; CHUNK as usize];
+        let mut read = None;
         let mut left = MAX_CANDIDATES;
-        while end > lowest {
-            let start = lowest.max(end.saturating_sub(1) / CHUNK * CHUNK);
-            let bytes = &mut bytes[..(end - start) as usize];
-            heap.memory.read(start, bytes).ok()?;
-            let phase = Layout::CODE_ALIGNMENT - Layout::STREAM_HEADER;
-            // The highest address in the chunk at which a header may be.
-            let mut at = (end - 16) / Layout::CODE_ALIGNMENT * Layout::CODE_ALIGNMENT + phase;
-            if at > end - 16 {
-                at -= Layout::CODE_ALIGNMENT;
+        for index in 0..count {
+            // No header crosses a page.
+            let at = last - Layout::CODE_ALIGNMENT * index;
+            let start = at / CHUNK * CHUNK;
+            if read != Some(start) {
+                heap.memory.read(start, &mut bytes).ok()?;
+                read = Some(start);
             }
-            while at >= start {
-                let words = &bytes[(at - start) as usize..];
-                if let Some(code) = self.code_of(words) {
-                    if let Some(code) = self.at(heap, at, code) {
-                        return (address <= code.range.end).then_some(code);
-                    }
-                    left = left.checked_sub(1)?;
+            if let Some(code) = self.code_of(&bytes[(at - start) as usize..]) {
+                if let Some(code) = self.at(heap, at, code) {
+                    return (address <= code.range.end).then_some(code);
                 }
-                at -= Layout::CODE_ALIGNMENT;
+                left = left.checked_sub(1)?;
             }
-            end = start;
         }
         None
     }

@@ -5,6 +5,7 @@ mod garbage;
 use otelctx_reader::remote::Memory;
 use otelctx_reader::remote::memory::{CountedMemory, Image};
 
+use crate::code::CodeFinder;
 use crate::function::{Identity, Names};
 use crate::heap::{Heap, Object};
 use crate::layout::{Layout, Types, Version};
@@ -328,4 +329,42 @@ fn arrays_with_impossible_lengths_are_not_read() {
     let (bytes, _) = heap.read(|heap| heap.bytes(Object::at(0x1000), 1 << 10));
     assert_eq!(bytes, None);
     assert!(heap.0.read_u64(0x1000).is_ok());
+}
+
+/// Code that starts at an address, and its description.
+fn with_code(start: u64, size: u32) -> Built {
+    let mut heap = Built::default();
+    let code = heap.object(0x1000, 187, &[0, 0, 0, 0, start, 12 << 32, size.into()]);
+    let page = start & !0xfff;
+    heap.0.map(page, vec![0; (start - 32 - page) as usize]);
+    heap.object(start - 32, 192, &[code]);
+    heap.0.map(start - 16, vec![0; 0x2000]);
+    heap
+}
+
+#[test]
+fn code_is_found_by_the_addresses_of_its_instructions() {
+    let find = |heap: &Built, address, floor| {
+        let finder = CodeFinder::default();
+        heap.read(|heap| finder.find(heap, address, floor).map(|it| it.range))
+    };
+    let heap = with_code(0x5_0140, 0x300);
+    for address in [0x5_0140, 0x5_0141, 0x5_0200, 0x5_043f, 0x5_0440] {
+        let (found, reads) = find(&heap, address, 0x5_0000);
+        assert_eq!(found, Some(0x5_0140..0x5_0440), "{address:#x}");
+        assert!(reads < 10, "{reads}");
+    }
+    for address in [0x5_0000, 0x5_0100, 0x5_013f, 0x5_0441, 0x5_0800] {
+        assert_eq!(find(&heap, address, 0x5_0000).0, None, "{address:#x}");
+    }
+    // Memory that begins behind its header, and at address 0.
+    assert_eq!(find(&heap, 0x5_0200, 0x5_0140).0, None);
+    for address in [0, 31, 32, 64, 100, 0x1000] {
+        assert_eq!(find(&heap, address, 0).0, None, "{address:#x}");
+    }
+    assert_eq!(find(&heap, u64::MAX, 0).0, None);
+    // The description says that it starts elsewhere.
+    let mut heap = heap;
+    heap.0.map_u64(0x1000 + 40, &[0x5_0180]);
+    assert_eq!(find(&heap, 0x5_0200, 0x5_0000).0, None);
 }
