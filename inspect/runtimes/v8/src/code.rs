@@ -157,6 +157,11 @@ impl Heap<'_> {
         code.kind == Layout::REGULAR_EXPRESSION
     }
 
+    /// Returns whether code is that of a function of JavaScript.
+    pub(crate) fn is_compiled(&self, code: &Code) -> bool {
+        self.is_baseline(code) || self.is_optimized(code)
+    }
+
     pub(crate) fn is_baseline(&self, code: &Code) -> bool {
         code.kind == self.layout.baseline
     }

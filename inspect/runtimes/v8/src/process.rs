@@ -107,9 +107,9 @@ impl V8Process {
         let called = heap.optimized(code, distance, record.place == Place::Call)?;
         let outer = called.last()?;
         let identity = heap.identity(outer.shared)?;
-        // Else the code was replaced by another function's.
-        let is_its = |(_, expected)| identity == expected;
-        record.function.is_none_or(is_its).then_some(called)
+        // Code alone says nothing: it may have replaced another function's since the stack was copied.
+        let (_, expected) = record.function?;
+        (identity == expected).then_some(called)
     }
 
     /// The position of a frame in its function, unless the code is optimized.
@@ -134,8 +134,7 @@ impl V8Process {
             Place::Bytecode(_) | Place::Unknown => true,
             Place::Instruction | Place::Call => {
                 let code = self.code_at(heap, record.instruction);
-                let is_compiled = |code: &Code| heap.is_baseline(code) || heap.is_optimized(code);
-                record.function.is_some() || code.as_ref().is_some_and(is_compiled)
+                record.function.is_some() || code.is_some_and(|code| heap.is_compiled(&code))
             }
         }
     }
@@ -147,14 +146,17 @@ impl V8Process {
         self.finder.find(heap, address, floor)
     }
 
-    /// The functions of a record that was read before, if its code is still there. Functions without generated code are
-    /// identified by the record.
-    fn known(&self, heap: &Heap<'_>, record: &FrameRecord) -> Option<Arc<[Frame]>> {
+    /// The functions of a record that was read before, if the same code of the same function is still there: new code of
+    /// another function may have its place, its size and its description's address.
+    fn known(&self, heap: &Heap<'_>, key: &FrameRecord, record: &Record) -> Option<Arc<[Frame]>> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let Kept { frames, code } = kept.get(record).cloned()?;
+        let Kept { frames, code } = kept.get(key).cloned()?;
         drop(kept);
-        let is_still = code.is_none_or(|code| heap.is_still(&code));
-        is_still.then_some(frames)
+        let (shared, identity) = record.function?;
+        let is_still = code.is_none_or(|code| {
+            heap.is_still(&code) && heap.is_code_of(&code, shared) == Some(true)
+        });
+        (is_still && heap.identity(shared) == Some(identity)).then_some(frames)
     }
 }
 
@@ -226,7 +228,7 @@ impl RuntimeProcess for V8Process {
             memory: target,
             layout: &self.layout,
         };
-        if let Some(known) = self.known(&heap, record) {
+        if let Some(known) = self.known(&heap, record, &decoded) {
             return known;
         }
         match self.functions(&heap, &decoded) {
@@ -235,7 +237,9 @@ impl RuntimeProcess for V8Process {
                 if kept.len() >= MAX_KEPT {
                     kept.clear();
                 }
-                kept.insert(*record, found.clone());
+                if decoded.function.is_some() {
+                    kept.insert(*record, found.clone());
+                }
                 found.frames
             }
             None if self.is_function(&heap, &decoded) => unnamed(),

@@ -27,6 +27,8 @@ const MAX_FRAME: u64 = 8 << 20;
 /// Bytes below the frame pointer that are read of a frame, and in all.
 const BELOW: u64 = 48;
 const FRAME: usize = 64;
+/// The place of the function in a frame, below the return address, in bytes.
+const BELOW_RETURN_ADDRESS: u64 = 24;
 /// Number of words below which the return address of a builtin without a frame is.
 const MAX_PUSHED: u64 = 12;
 /// The code of V8 in a process.
@@ -78,12 +80,6 @@ impl Walker {
         }
     }
 
-    /// Returns whether a word of the stack can be the return address of a builtin that has no frame: it leads to JavaScript.
-    fn is_javascript(&self, address: u64) -> bool {
-        let area = self.area(address.wrapping_sub(1));
-        matches!(area, Some(Area::Generated(_) | Area::Interpreter))
-    }
-
     /// The record of a frame with this function. Without one, code alone says which function it is.
     fn record(
         heap: &Heap<'_>,
@@ -122,7 +118,14 @@ impl Walker {
             caller.set(FRAME_POINTER, pointer);
         }
         let record = if matches!(area, Area::Generated(_)) {
-            let function = frame.get(FUNCTION).filter(|_| stage != Stage::Returning);
+            let function = match stage {
+                // It is still where the frame was.
+                Stage::Returning => {
+                    let at = stack.wrapping_sub(BELOW_RETURN_ADDRESS);
+                    heap.memory.read_u64(at).ok()
+                }
+                _ => frame.get(FUNCTION),
+            };
             let function = function.and_then(|word| heap.function(word));
             Self::record(
                 heap,
@@ -137,20 +140,45 @@ impl Walker {
         Ok(GeneratedFrame { caller, record })
     }
 
+    /// Returns whether an address to return to is in the function whose frame has these words. The stack may be older than the
+    /// heap, and the function have been moved since: then it is another one.
+    fn returns_into(
+        &self,
+        heap: &Heap<'_>,
+        words: &Words,
+        function: Object,
+        return_address: u64,
+    ) -> bool {
+        let called = return_address.wrapping_sub(1);
+        let Some(shared) = heap.shared(function) else {
+            return false;
+        };
+        match self.area(called) {
+            Some(Area::Generated(start)) => {
+                let code = self.finder.find(heap, called, start);
+                code.and_then(|code| heap.is_code_of(&code, shared)) == Some(true)
+            }
+            Some(Area::Interpreter) => words.is_of(heap, shared),
+            Some(Area::Builtin) | None => false,
+        }
+    }
+
     /// The caller of a builtin that has no frame of its own, which is called by the function whose frame is there.
     fn caller_of_builtin(
         &self,
         heap: &Heap<'_>,
         stack: u64,
-        pointer: u64,
+        words: &Words,
+        function: Object,
     ) -> Option<FrameRegisters> {
-        let count = (pointer.checked_sub(stack)? / 8).min(MAX_PUSHED);
+        let count = (words.pointer.checked_sub(stack)? / 8).min(MAX_PUSHED);
         let places = (0..count).map(|index| stack + 8 * index);
-        let mut words = places.filter_map(|at| Some((at, heap.memory.read_u64(at).ok()?)));
-        let (at, return_address) = words.find(|(_, word)| self.is_javascript(*word))?;
+        let mut places = places.filter_map(|at| Some((at, heap.memory.read_u64(at).ok()?)));
+        let is_it = |(_, word): &(u64, u64)| self.returns_into(heap, words, function, *word);
+        let (at, return_address) = places.find(is_it)?;
         let mut caller = FrameRegisters::new(return_address);
         caller.set(STACK_POINTER, at + 8);
-        caller.set(FRAME_POINTER, pointer);
+        caller.set(FRAME_POINTER, words.pointer);
         Some(caller)
     }
 
@@ -161,18 +189,18 @@ impl Walker {
         heap: &Heap<'_>,
         frame: &FrameRegisters,
         code: &Code,
-        function: Option<Object>,
+        words: &Words,
+        function: Object,
     ) -> Option<FrameRegisters> {
-        let is_other = heap.is_code_of(code, heap.shared(function?)?) == Some(false);
+        let is_other = heap.is_code_of(code, heap.shared(function)?) == Some(false);
         let stack = frame.get(STACK_POINTER).filter(|_| is_other)?;
-        let is_v8 = |word: &u64| self.area(word.wrapping_sub(1)).is_some();
-        let top = heap.memory.read_u64(stack).ok().filter(is_v8);
-        let taken = || frame.get(RETURN_ADDRESS).filter(is_v8);
-        let return_address = top.or_else(taken)?;
-        let mut caller = FrameRegisters::new(return_address);
+        let top = heap.memory.read_u64(stack).ok();
+        let mut addresses = [top, frame.get(RETURN_ADDRESS)].into_iter().flatten();
+        let is_it = |word: &u64| self.returns_into(heap, words, function, *word);
+        let mut caller = FrameRegisters::new(addresses.find(is_it)?);
         // There is the return address, or an argument.
         caller.set(STACK_POINTER, stack.wrapping_add(8));
-        caller.set(FRAME_POINTER, frame.get(FRAME_POINTER)?);
+        caller.set(FRAME_POINTER, words.pointer);
         Some(caller)
     }
 
@@ -184,13 +212,11 @@ impl Walker {
         words: &Words,
         is_innermost: bool,
     ) -> GeneratedFrame {
-        let bytecode = Object::strong(words.bytecode);
-        // The stack may be older than the heap, and the function have been moved since: it is another one then.
-        let has_bytecode = |function: &Object| {
+        let is_its = |function: &Object| {
             let shared = heap.shared(*function);
-            bytecode.is_some() && shared.and_then(|shared| heap.bytecode(shared)) == bytecode
+            shared.is_some_and(|shared| words.is_of(heap, shared))
         };
-        let function = words.function(heap).filter(has_bytecode);
+        let function = words.function(heap).filter(is_its);
         let register = frame.get(BYTECODE_OFFSET).filter(|_| is_innermost);
         let place = self.bytecode_offset(heap, words, register);
         let instruction = frame.instruction_pointer;
@@ -263,6 +289,12 @@ impl Words {
     /// Returns whether the frame has its type where a function's frame has its context.
     fn is_typed(&self) -> bool {
         self.context_or_type & 1 == 0
+    }
+
+    /// Returns whether the frame has a function's bytecode, as those of interpreted functions and of baseline code.
+    fn is_of(&self, heap: &Heap<'_>, shared: Object) -> bool {
+        let bytecode = Object::strong(self.bytecode);
+        bytecode.is_some() && heap.bytecode(shared) == bytecode
     }
 
     /// The function of the frame.
@@ -341,14 +373,14 @@ impl GeneratedCode for Walker {
         }
         if area == Area::Builtin
             && is_innermost
-            && of_script.is_some()
-            && let Some(caller) = self.caller_of_builtin(&heap, stack, pointer)
+            && let Some(function) = of_script
+            && let Some(caller) = self.caller_of_builtin(&heap, stack, &words, function)
         {
             let record = Some(native(false));
             return Ok(GeneratedFrame { caller, record });
         }
-        if let Some(code) = &code
-            && let Some(caller) = self.caller_of_left(&heap, frame, code, of_script)
+        if let (Some(code), Some(function)) = (&code, of_script)
+            && let Some(caller) = self.caller_of_left(&heap, frame, code, &words, function)
         {
             let place = Place::Instruction;
             let record = Some(Self::record(&heap, instruction, None, place));
@@ -360,14 +392,28 @@ impl GeneratedCode for Walker {
             // Its own frame is not there, and its caller's place not known.
             Area::Interpreter | Area::Builtin => Place::Unknown,
         };
-        // A function that was moved and overwritten since is not known. That of optimized code is, by its code.
+        // A function that was moved and overwritten since is not known.
         let is_lost = match area {
             Area::Generated(_) => true,
             Area::Interpreter => !words.is_typed() && function.is_none(),
             Area::Builtin => false,
         };
-        let record = if of_script.is_some() || is_lost {
-            Self::record(&heap, instruction, of_script, place)
+        // A builtin that builds a function's frame, or whose caller's place is not known.
+        let is_its = |function: &Object| {
+            let shared = heap.shared(*function);
+            area != Area::Builtin || shared.is_some_and(|shared| words.is_of(&heap, shared))
+        };
+        let function = of_script.filter(is_its);
+        // The frame may be a caller's, of a function that was moved.
+        let is_uncertain = code.as_ref().is_some_and(|code| {
+            let shared = function.and_then(|function| heap.shared(function));
+            let is_its = shared.and_then(|shared| heap.is_code_of(code, shared));
+            heap.is_compiled(code) && is_its != Some(true)
+        });
+        let record = if is_uncertain {
+            Self::record(&heap, instruction, None, Place::Unknown)
+        } else if function.is_some() || is_lost {
+            Self::record(&heap, instruction, function, place)
         } else {
             native(!is_innermost)
         };
