@@ -68,7 +68,6 @@ pub(crate) struct KnownWalkers {
     /// How long to wait without changes.
     interval: Duration,
     poll: Instant,
-    is_new: bool,
 }
 
 impl Default for KnownWalkers {
@@ -80,7 +79,6 @@ impl Default for KnownWalkers {
             next: Instant::now(),
             interval: INTERVAL,
             poll: Instant::now(),
-            is_new: false,
         }
     }
 }
@@ -108,14 +106,7 @@ impl KnownWalkers {
                 (2 * self.interval).min(MAX_INTERVAL)
             };
             self.poll = now + self.interval;
-            self.is_new = true;
         }
         self.live.as_ref()
-    }
-
-    /// Returns the walkers if the runtimes were asked since the last time.
-    pub(crate) fn take_new(&mut self) -> Option<Arc<LiveWalkers>> {
-        let is_new = std::mem::take(&mut self.is_new);
-        self.live.clone().filter(|_| is_new)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use otelctx_reader::runtime::{RuntimeError, RuntimeReading, ThreadView};
 use otelctx_sample::{Catalog, Found, Frame, Sample, StackEnd};
@@ -14,6 +15,7 @@ use super::thread_words::{Lookup, ThreadWords};
 use super::unwind::{Unwinding, stack_end};
 use crate::observation::{Observation, Record};
 use crate::processes::Processes;
+use crate::walkers::LiveWalkers;
 
 /// Maximum size of a stack that is walked by frame pointers, in bytes (`STACK_SIZE` in `stack.h`).
 const MAX_UNCHECKED_STACK: usize = 127 * 8;
@@ -96,13 +98,10 @@ impl Decoder<'_> {
             user_end = None;
         }
         let mut stack_end = user_end.map(|end| self.explain_end(head, end));
-        if let Some(walkers) = self.processes.take_new_walkers(pid) {
-            let ranges = walkers.walkers.ranges();
-            self.unwinding.set_walked(pid, ranges);
-        }
+        let walkers = self.walkers(pid);
         if let Some(end) = self.walk_again(head) {
             stack_end = Some(end);
-        } else if self.cut_generated(pid) {
+        } else if walkers.is_some_and(|walkers| self.cut_generated(&walkers)) {
             stack_end = stack_end.map(|_| StackEnd::TablesNotReady);
         }
         let counts = &mut self.processes.tally.counts;
@@ -177,11 +176,15 @@ impl Decoder<'_> {
         Some(walked.end)
     }
 
+    /// Returns the walkers of generated code of a process. Notes which code they walk now: a runtime may have just begun.
+    fn walkers(&mut self, pid: i32) -> Option<Arc<LiveWalkers>> {
+        let walkers = self.processes.walkers(pid)?;
+        self.unwinding.set_walked(pid, walkers.walkers.ranges());
+        Some(walkers)
+    }
+
     /// Cuts a stack at its first frame in generated code that only its runtime can walk. Returns true if there is one.
-    fn cut_generated(&mut self, pid: i32) -> bool {
-        let Some(walkers) = self.processes.walkers(pid) else {
-            return false;
-        };
+    fn cut_generated(&mut self, walkers: &LiveWalkers) -> bool {
         let is_walked = |frame: &Frame| {
             let address = frame.lookup_address();
             address.is_some_and(|address| walkers.walkers.lose_frames_at(address))

@@ -330,13 +330,6 @@ impl Processes {
         walkers.cloned()
     }
 
-    /// Returns the walkers of a process if its runtimes were asked for them since the last time.
-    pub(crate) fn take_new_walkers(&mut self, pid: i32) -> Option<Arc<LiveWalkers>> {
-        self.walkers(pid)?;
-        let tracked = self.following.tracker.get_mut(pid)?;
-        tracked.data.walkers.take_new()
-    }
-
     /// Tracks a process whose mappings are kept.
     fn track_untracked(&mut self, pid: i32) {
         self.following.tracker.remove_if_gone(pid);
