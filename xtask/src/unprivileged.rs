@@ -39,7 +39,7 @@ const EXCLUDED: [&str; 5] = [
 ///
 /// Tests of the command that need a server of their own do not run, either.
 const SAME_FOR_ALL: &str = "binary(/^(chains|contexts|eintr|go_modules|handlers|recompiled|matrix|mix|nodes|otelctx_python|programs\
-    |links|symbols|exact|faults|real_collector|collected_spans|queue_collector|report|viewers)$/) | test(/^(debuginfod|send)::/)";
+    |links|symbols|exact|faults|real_collector|collected_spans|queue_collector|report|viewers)$/) | test(/^(agent|debuginfod|send)::/)";
 
 /// Runs all test programs, also after one has failed.
 pub(crate) fn run(counts: &mut Counts) -> Done {
