@@ -5,6 +5,7 @@ use std::io::Read;
 
 use otelctx_fixtures::Compiler;
 use otelctx_remote::Access;
+use otelctx_remote::elf::{Elf, FileBytes, Source};
 use otelctx_remote::module::{self, Module, Symbol};
 
 const NAME: &str = "otel_thread_ctx_v1";
@@ -161,4 +162,37 @@ fn what_the_kernel_writes_as_it_is_read_is_no_module() {
     let own = File::open(std::env::current_exe().unwrap()).unwrap();
     let own = count(&|| drop(module::build_id(&own)));
     assert!(own.is_none() || own > count(&|| ()), "{own:?}");
+}
+
+/// To be found by the beginning of its name.
+#[unsafe(no_mangle)]
+extern "C" fn named_for_its_beginning_alone() -> u32 {
+    7
+}
+
+#[test]
+fn functions_are_found_by_the_beginning_of_their_names() {
+    assert_eq!(std::hint::black_box(named_for_its_beginning_alone)(), 7);
+    let file = File::open(std::env::current_exe().unwrap()).unwrap();
+    let bytes = FileBytes(&file);
+    let elf = Elf::read(Source::File(&bytes)).unwrap().unwrap();
+    let found = elf
+        .functions_with_prefix(b"named_for_its_beginning_")
+        .unwrap();
+    let symbol = elf
+        .symbol(b"named_for_its_beginning_alone")
+        .unwrap()
+        .unwrap();
+    let [function] = &found[..] else {
+        panic!("{found:?}")
+    };
+    assert_eq!(function.name, b"named_for_its_beginning_alone");
+    assert_eq!(
+        (function.address, function.size),
+        (symbol.value, symbol.size)
+    );
+    let none = elf
+        .functions_with_prefix(b"named_for_its_beginning_alone_")
+        .unwrap();
+    assert_eq!(none, []);
 }
