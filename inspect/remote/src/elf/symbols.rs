@@ -12,6 +12,8 @@ const MAX_CHAIN: u64 = 1 << 12;
 const MAX_COMPARED: u64 = 1 << 14;
 /// Maximum size of the names of all symbols, where all are read, in bytes. Those of Node.js have 12 MiB.
 const MAX_NAMES: usize = 64 << 20;
+/// Maximum size of a name that is returned, with the NUL behind it, in bytes: symbols may share the rest of one long name.
+const MAX_NAME: usize = 256;
 const TOO_MANY_COMPARED: ElfError =
     Malformed("it has more than 16,384 symbols of one kind to compare");
 const TOO_MANY_SYMBOLS: ElfError = Malformed("it has more than 8 million symbols");
@@ -134,11 +136,12 @@ impl Elf<'_> {
         Ok(found)
     }
 
-    /// The functions in `.symtab` (STT_FUNC) whose names begin with a prefix. None if the module has no `.symtab`, as after
-    /// `strip`, or is loaded.
+    /// The functions in `.symtab` (STT_FUNC) whose names begin with a prefix. Names of more than 255 bytes are skipped. None
+    /// if the module has no `.symtab`, as after `strip`, or is loaded.
     ///
     /// # Errors
-    /// If the tables are malformed, have more than 8 million symbols or 64 MiB of names, or cannot be read.
+    /// If the tables are malformed, have more than 8 million symbols, 64 MiB of names or 16,384 functions with the prefix,
+    /// or cannot be read.
     pub fn functions_with_prefix(&self, prefix: &[u8]) -> Result<Vec<NamedFunction>, ElfError> {
         let mut found = Vec::new();
         let Source::File(file) = self.source else {
@@ -156,6 +159,7 @@ impl Elf<'_> {
             return Err(TOO_MANY_SYMBOLS);
         }
         let names = file.read_vec(strings.offset, strings.size, MAX_NAMES)?;
+        let mut compared = 0;
         chunks(table.size, entry, |skip, length| {
             let at = table.offset.wrapping_add(skip);
             for symbol in structs::<Sym64<LE>>(&file.read_vec(at, length, CHUNK as usize)?) {
@@ -163,10 +167,17 @@ impl Elf<'_> {
                 let name = name.filter(|name| name.starts_with(prefix));
                 let is_function =
                     symbol.st_type() == elf::STT_FUNC && symbol.st_shndx.get(LE) != elf::SHN_UNDEF;
-                if let Some(name) = name.filter(|_| is_function) {
-                    let end = name.iter().position(|byte| *byte == 0);
+                let Some(name) = name.filter(|_| is_function) else {
+                    continue;
+                };
+                compared += 1;
+                if compared > MAX_COMPARED {
+                    return Err(TOO_MANY_COMPARED);
+                }
+                let start = &name[..name.len().min(MAX_NAME)];
+                if let Some(end) = start.iter().position(|byte| *byte == 0) {
                     found.push(NamedFunction {
-                        name: name[..end.unwrap_or(name.len())].to_vec(),
+                        name: start[..end].to_vec(),
                         address: symbol.st_value.get(LE),
                         size: symbol.st_size.get(LE),
                     });

@@ -358,3 +358,54 @@ fn functions_of_all_symbol_tables_are_limited_together_and_named_once() {
     assert_eq!(found, Err(expected));
     assert!(bytes < 3 * large, "{bytes}");
 }
+
+/// Symbols that all have the same name, or the rest of it, cost no memory: a long name is skipped, and so are too many.
+#[test]
+fn functions_with_a_prefix_that_share_a_long_name_are_limited() {
+    const NAMES: usize = 0x2000;
+    const SYMBOLS: usize = 0x8000;
+    const SIZE: usize = 0x4000;
+    let find = |offset: u32, count: usize| {
+        let mut symbol: Sym64<LE> = read_struct(&file([0; 8], &[]), TABLES).unwrap();
+        symbol.set_st_info(elf::STB_LOCAL, elf::STT_FUNC);
+        symbol.st_shndx.set(LE, elf::SymbolSection(1));
+        symbol.st_name.set(LE, offset);
+        let size = count * size_of::<Sym64<LE>>();
+        let mut bytes = vec![0; TABLES as usize];
+        let tables = with_symbol_tables(&[1 << 20, 0], &[]);
+        tables.image.read(0, &mut bytes).unwrap();
+        bytes.resize(SYMBOLS, b'a');
+        bytes[TABLES as usize..SYMBOLS].fill(b'a');
+        // A name of 255 bytes is the longest one, behind one of 256.
+        bytes[NAMES + SIZE - 1] = 0;
+        bytes.extend(pod::bytes_of_slice(&vec![symbol; count]));
+        let sections: [(usize, u64); 5] = [
+            (24, SYMBOLS as u64),
+            (32, size as u64),
+            (40, 1),
+            (64 + 24, NAMES as u64),
+            (64 + 32, SIZE as u64),
+        ];
+        for (at, value) in sections {
+            bytes[0x800 + at..][..8].copy_from_slice(&value.to_le_bytes());
+        }
+        // A file of its own: not one segment with holes.
+        let mut image = Image::new();
+        image.map(0, bytes);
+        let module = Elf::read(Source::File(&image)).unwrap().unwrap();
+        let found = module.functions_with_prefix(b"aaaa");
+        found.map(|found| found.iter().map(|it| it.name.len()).collect::<Vec<_>>())
+    };
+    let end = SIZE as u32 - 1;
+    assert_eq!(find(end - 255, 2), Ok(vec![255, 255]));
+    assert_eq!(find(end - 256, 2), Ok(vec![]));
+    assert_eq!(find(0, 1 << 14), Ok(vec![]));
+    assert_eq!(find(end - 4, 1 << 14).unwrap().len(), 1 << 14);
+    let too_many = Err(Malformed(
+        "it has more than 16,384 symbols of one kind to compare",
+    ));
+    assert_eq!(find(0, (1 << 14) + 1), too_many);
+    // Beyond the table, or not the prefix.
+    assert_eq!(find(end + 1, 1), Ok(vec![]));
+    assert_eq!(find(end - 3, (1 << 14) + 1), Ok(vec![]));
+}
