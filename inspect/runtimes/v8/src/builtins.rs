@@ -43,7 +43,9 @@ impl Builtins {
             let file_end = load.address.saturating_add(load.file_size);
             load.executable && load.address <= start && end <= file_end
         };
-        let Some(segment) = elf.loads().iter().find(is_code) else {
+        let segment = elf.loads().iter().find(is_code);
+        let offset = segment.and_then(|it| it.offset.checked_add(start - it.address));
+        let Some(offset) = offset else {
             return Ok(Self::default());
         };
         let is_interpreter = |name: &[u8]| {
@@ -57,7 +59,7 @@ impl Builtins {
         interpreter.sort_unstable_by_key(|it| it.start);
         Ok(Self {
             range: start..end,
-            offset: segment.offset + (start - segment.address),
+            offset,
             interpreter,
             sizes: sizes(elf)?,
         })

@@ -188,8 +188,13 @@ impl RuntimeProcess for V8Process {
             let range = found.mapping.start..found.mapping.end;
             let is_code = found.mapping.inode == 0 && found.mapping.name.is_empty();
             match walker.regions.last_mut() {
-                Some(last) if is_code && is_behind_code && range.start - last.end <= MAX_GAP => {
-                    last.end = range.end;
+                // Those of a core file may overlap.
+                Some(last)
+                    if is_code
+                        && is_behind_code
+                        && range.start.saturating_sub(last.end) <= MAX_GAP =>
+                {
+                    last.end = last.end.max(range.end);
                 }
                 _ if is_code => walker.regions.push(range.clone()),
                 _ => walker.copies.extend(self.builtins_in(found)),

@@ -157,7 +157,7 @@ impl Heap<'_> {
         // Maglev also has the number of slots with references, and in each entry that of slots for arguments.
         let is_maglev = self.is_maglev(code);
         let size = 2 * address + number + registers + usize::from(is_maglev);
-        let start = code.range.end + if is_maglev { 16 } else { 12 };
+        let start = code.range.end.wrapping_add(if is_maglev { 16 } else { 12 });
         let limit = MAX_CALLS as usize * size;
         let entries = u64::from(count) * size as u64;
         let entries = self.memory.read_vec(start, entries, limit).ok()?;

@@ -1,5 +1,6 @@
 //! Hand-made heaps: what is right, and what lies.
 
+mod frames;
 mod garbage;
 
 use otelctx_reader::remote::Memory;
