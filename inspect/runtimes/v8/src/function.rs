@@ -4,10 +4,12 @@ use otelctx_reader::sample::{FrameKind, NamedFrame};
 
 use crate::heap::{Heap, Object, small_integer};
 use crate::layout::Layout;
-use crate::script::Scripts;
+use crate::script::{Key, Scripts};
+use crate::text::cut;
 
-/// Maximum length of a function's name, in characters.
+/// Maximum length of a function's name, in characters, and that of what a frame has of it, in bytes.
 const MAX_NAME: u32 = 512;
+const MAX_NAME_BYTES: usize = 512;
 /// Maximum number of local variables in a context: the names of fewer than this many are in the scope's description itself
 /// (`kScopeInfoMaxInlinedLocalNamesSize` in V8).
 const MAX_INLINED_LOCALS: u64 = 75;
@@ -60,6 +62,11 @@ impl Heap<'_> {
     /// The script of a function. `None` for a function of V8 itself, and one that a debugger has changed.
     pub(crate) fn script_of(&self, shared: Object) -> Option<Object> {
         self.object(shared, self.layout.shared_script)
+    }
+
+    /// What the script of a function is recognized by.
+    pub(crate) fn key_of(&self, shared: Object) -> Option<Key> {
+        self.script_key(self.script_of(shared)?)
     }
 
     /// What identifies a function of a script.
@@ -188,7 +195,7 @@ impl Heap<'_> {
         };
         Some(NamedFrame {
             kind: FrameKind::V8JS,
-            function,
+            function: cut(function, MAX_NAME_BYTES),
             qualified_name: String::new(),
             line: line(position.or(start)),
             file: script.name.clone(),

@@ -11,6 +11,7 @@ mod builtins;
 mod code;
 mod function;
 mod heap;
+mod kept;
 mod layout;
 mod positions;
 mod process;

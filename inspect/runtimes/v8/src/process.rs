@@ -1,6 +1,5 @@
 //! V8 in one process.
 
-use std::collections::HashMap;
 use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,6 +12,7 @@ use otelctx_reader::sample::{Frame, FrameKind, NamedFrame};
 use crate::builtins::Builtins;
 use crate::code::{Called, Code, CodeFinder};
 use crate::heap::Heap;
+use crate::kept::{Kept, KeptFrames};
 use crate::layout::Layout;
 use crate::record::{Place, Record, is_native_caller};
 use crate::script::Scripts;
@@ -22,8 +22,6 @@ use crate::walker::Walker;
 const MAX_RANGES: usize = 1 << 14;
 /// Maximum size of unmapped memory between parts of the same region: V8 reserves 128 MiB for the code of an isolate.
 const MAX_GAP: u64 = 512 << 20;
-/// Maximum number of frames that are kept by their records.
-const MAX_KEPT: usize = 1 << 14;
 
 /// The name of code that executes a regular expression.
 const REGULAR_EXPRESSION: &str = "(regular expression)";
@@ -37,16 +35,11 @@ pub(crate) struct V8Process {
     pub(crate) finder: Arc<CodeFinder>,
     pub(crate) scripts: Scripts,
     pub(crate) walker: Mutex<Option<Arc<Walker>>>,
-    pub(crate) kept: Mutex<HashMap<FrameRecord, Kept>>,
+    pub(crate) kept: Mutex<KeptFrames>,
 }
 
-/// The functions of a frame.
-#[derive(Clone, Debug)]
-pub(crate) struct Kept {
-    frames: Arc<[Frame]>,
-    /// The code that they are in, if that is generated.
-    code: Option<Code>,
-}
+/// The functions of a frame, and the code that they are in, if that is generated.
+type Found = (Arc<[Frame]>, Option<Code>);
 
 impl V8Process {
     pub(crate) fn new(layout: Arc<Layout>, builtins: Arc<Builtins>, file: (Device, u64)) -> Self {
@@ -62,7 +55,7 @@ impl V8Process {
     }
 
     /// The functions of a frame. `None` if they cannot be read, or may be another frame's.
-    fn functions(&self, heap: &Heap<'_>, record: &Record) -> Option<Kept> {
+    fn functions(&self, heap: &Heap<'_>, record: &Record) -> Option<Found> {
         let is_same = || match record.function {
             Some((shared, identity)) => heap.identity(shared) == Some(identity),
             None => true,
@@ -77,7 +70,7 @@ impl V8Process {
         let called = match (&code, record.function) {
             (Some(found), _) if heap.is_regular_expression(found) => {
                 let frames = marker(REGULAR_EXPRESSION);
-                return heap.is_still(found).then_some(Kept { frames, code });
+                return heap.is_still(found).then_some((frames, code));
             }
             (Some(code), _) if heap.is_optimized(code) => self.optimized(heap, code, record)?,
             (Some(code), Some((shared, _)))
@@ -98,7 +91,7 @@ impl V8Process {
         });
         let frames: Arc<[Frame]> = frames.collect::<Option<_>>()?;
         let is_same_code = code.as_ref().is_none_or(|code| heap.is_still(code));
-        (is_same() && is_same_code).then_some(Kept { frames, code })
+        (is_same() && is_same_code).then_some((frames, code))
     }
 
     /// The functions that were inlined at an instruction of optimized code, and the one that was optimized.
@@ -150,13 +143,20 @@ impl V8Process {
     /// another function may have its place, its size and its description's address.
     fn known(&self, heap: &Heap<'_>, key: &FrameRecord, record: &Record) -> Option<Arc<[Frame]>> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let Kept { frames, code } = kept.get(key).cloned()?;
+        let found = kept.get(key)?;
         drop(kept);
+        let Kept {
+            frames,
+            code,
+            script,
+        } = found;
         let (shared, identity) = record.function?;
         let is_still = code.is_none_or(|code| {
             heap.is_still(&code) && heap.is_code_of(&code, shared) == Some(true)
         });
-        (is_still && heap.identity(shared) == Some(identity)).then_some(frames)
+        let is_same =
+            heap.identity(shared) == Some(identity) && heap.key_of(shared) == Some(script);
+        (is_still && is_same).then_some(frames)
     }
 }
 
@@ -236,16 +236,21 @@ impl RuntimeProcess for V8Process {
         if let Some(known) = self.known(&heap, record, &decoded) {
             return known;
         }
+        // Before the functions are read: if it is another one then, it is not kept for that.
+        let script = decoded.function.and_then(|(it, _)| heap.key_of(it));
         match self.functions(&heap, &decoded) {
-            Some(found) => {
-                let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-                if kept.len() >= MAX_KEPT {
-                    kept.clear();
+            Some((frames, code)) => {
+                if let Some(script) = script {
+                    let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+                    let frames = frames.clone();
+                    let found = Kept {
+                        frames,
+                        code,
+                        script,
+                    };
+                    kept.insert(*record, found);
                 }
-                if decoded.function.is_some() {
-                    kept.insert(*record, found.clone());
-                }
-                found.frames
+                frames
             }
             None if self.is_function(&heap, &decoded) => unnamed(),
             None => native(decoded.place == Place::Call),

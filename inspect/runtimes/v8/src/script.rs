@@ -6,21 +6,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::heap::{Heap, Object};
 use crate::layout::Layout;
+use crate::text::cut;
 
-/// Maximum length of a script's name, in characters.
+/// Maximum length of a script's name, in characters, and in bytes.
 const MAX_NAME: u32 = 4096;
+const MAX_NAME_BYTES: usize = 4096;
 /// Maximum length of a source whose lines are counted, in characters.
 const MAX_SOURCE: u32 = 64 << 20;
 /// Maximum number of characters of sources that are read in a dump, or each time that a process has more code.
 const MAX_READ: u64 = 256 << 20;
-/// Maximum number of lines of all scripts that are kept.
+/// Maximum number of lines of a script.
 const MAX_LINES: usize = 1 << 20;
-/// Maximum number of scripts that are kept.
+/// Maximum number of scripts that are kept, and of their memory in bytes.
 const MAX_SCRIPTS: usize = 4096;
+const MAX_MEMORY: usize = 8 << 20;
 
 /// What a script was recognized by: the collector may put another script where one was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Key {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
     address: u64,
     id: u32,
     name: u64,
@@ -40,6 +43,11 @@ pub(crate) struct Script {
 }
 
 impl Script {
+    fn memory(&self) -> usize {
+        let lines = self.line_ends.as_deref().map_or(0, size_of_val);
+        size_of::<(Key, Self)>() + self.name.len() + lines
+    }
+
     /// The line of a position, from 1.
     pub(crate) fn line(&self, position: u32) -> Option<u32> {
         let ends = self.line_ends.as_ref()?;
@@ -56,7 +64,8 @@ pub(crate) struct Scripts(Mutex<Kept>);
 #[derive(Debug, Default)]
 struct Kept {
     scripts: HashMap<Key, Arc<Script>>,
-    lines: usize,
+    /// Memory of `scripts`, in bytes.
+    memory: usize,
     /// Number of characters that were read since [`Scripts::begin`].
     read: u64,
 }
@@ -88,16 +97,17 @@ impl Scripts {
             return None;
         }
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let lines = read.line_ends.as_ref().map_or(0, Vec::len);
-        if all.lines + lines > MAX_LINES || all.scripts.len() >= MAX_SCRIPTS {
+        let added = read.memory();
+        if all.memory + added > MAX_MEMORY || all.scripts.len() >= MAX_SCRIPTS {
             let read = all.read;
             *all = Kept {
                 read,
                 ..Kept::default()
             };
         }
-        if lines <= MAX_LINES && may_read {
-            all.lines += lines;
+        // Another thread may have been faster.
+        if may_read && !all.scripts.contains_key(&key) {
+            all.memory += added;
             all.scripts.insert(key, read.clone());
         }
         Some(read)
@@ -112,7 +122,7 @@ impl Heap<'_> {
         u32::try_from(id).ok()
     }
 
-    fn script_key(&self, script: Object) -> Option<Key> {
+    pub(crate) fn script_key(&self, script: Object) -> Option<Key> {
         let source = self.word(script, self.layout.script_source)?;
         let text = Object::strong(source).filter(|source| self.is_string(*source));
         let length = text.map_or(Some(0), |text| self.length(text));
@@ -131,7 +141,7 @@ impl Heap<'_> {
         let source = Object::strong(key.source).filter(|source| self.is_string(*source));
         let source = source.filter(|_| has_lines);
         Some(Script {
-            name,
+            name: cut(name, MAX_NAME_BYTES),
             first_line: self.integer(script, Layout::SCRIPT_LINE)?,
             line_ends: source.and_then(|source| self.line_ends(source, key.length)),
         })
@@ -167,6 +177,7 @@ impl Heap<'_> {
         if after_return {
             ends.push(position - 1);
         }
+        ends.shrink_to_fit();
         (position == length).then_some(ends)
     }
 }

@@ -40,6 +40,14 @@ struct Part {
 /// Takes characters, in UTF-16, until it breaks.
 type VisitCharacters<'v> = &'v mut dyn FnMut(&[u16]) -> ControlFlow<()>;
 
+/// The first `limit` bytes of a text, or fewer, so that no character is cut.
+pub(crate) fn cut(mut text: String, limit: usize) -> String {
+    let mut ends = (0..=limit.min(text.len())).rev();
+    let end = ends.find(|end| text.is_char_boundary(*end));
+    text.truncate(end.unwrap_or_default());
+    text
+}
+
 impl Heap<'_> {
     /// Returns whether an object is a string.
     pub(crate) fn is_string(&self, object: Object) -> bool {

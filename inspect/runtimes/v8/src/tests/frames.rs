@@ -3,12 +3,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use otelctx_reader::remote::{Device, TargetImage};
+use otelctx_reader::remote::{Device, FrameRecord, TargetImage, Through};
 use otelctx_reader::runtime::RuntimeProcess;
+use otelctx_reader::sample::Frame;
 
-use super::layout;
+use super::{Built, SHARED, layout, scope, tagged, with_function};
 use crate::builtins::Builtins;
+use crate::heap::Object;
 use crate::process::V8Process;
+use crate::record::{Place, Record};
 
 fn process() -> V8Process {
     let builtins = Arc::new(Builtins::default());
@@ -34,4 +37,41 @@ fn mappings_with_code_that_overlap_are_one_region() {
     assert_eq!(regions(&[(0x1000, 0x2000), (far, far + 0x1000)]), apart);
     let inside = regions(&[(0x1000, 0x8000), (0x2000, 0x3000), (0x8000, 0x9000)]);
     assert_eq!(inside, [0x1000..0x9000]);
+}
+
+/// The function `price`, interpreted.
+fn record(heap: &Built) -> FrameRecord {
+    let shared = Object::at(SHARED);
+    let identity = heap.read(|heap| heap.identity(shared)).0.unwrap();
+    let record = Record {
+        instruction: 0x1234,
+        function: Some((shared, identity)),
+        place: Place::Unknown,
+    };
+    record.encoded()
+}
+
+fn names(process: &V8Process, heap: &Built) -> Vec<String> {
+    let nothing = TargetImage::new();
+    let target = Through::new(&nothing, &heap.0);
+    let frames = process.frames(&target, 0, &record(heap));
+    let name = |frame: &Frame| match frame {
+        Frame::Named(named) => named.function.clone(),
+        Frame::Native { address, .. } => format!("{address:#x}"),
+    };
+    frames.iter().map(name).collect()
+}
+
+/// Workers number their scripts from the same number on.
+#[test]
+fn a_function_of_another_isolate_with_the_same_numbers_is_another() {
+    let process = process();
+    let mut heap = with_function("a", &scope());
+    assert_eq!(names(&process, &heap), ["price"]);
+    heap.text(0x7100, "total");
+    // The same script, as far as its place in memory says.
+    assert_eq!(names(&process, &heap), ["price"]);
+    let source = heap.text(0x6800, "b");
+    heap.script(source, tagged(0x7000));
+    assert_eq!(names(&process, &heap), ["total"]);
 }

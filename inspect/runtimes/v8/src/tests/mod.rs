@@ -11,6 +11,7 @@ use crate::function::{Identity, Names};
 use crate::heap::{Heap, Object};
 use crate::layout::{Layout, Types, Version};
 use crate::script::Scripts;
+use crate::text::cut;
 
 /// The layout of V8 13.6.
 pub(crate) fn layout() -> Layout {
@@ -115,6 +116,14 @@ impl Built {
         string
     }
 
+    /// A script with this source and name.
+    fn script(&mut self, source: u64, name: u64) -> u64 {
+        let mut words = [0; 10];
+        words[..3].copy_from_slice(&[source, name, integer(2)]);
+        words[7] = integer(77);
+        self.object(SCRIPT, 167, &words)
+    }
+
     fn read<T>(&self, read: impl FnOnce(&Heap<'_>) -> T) -> (T, usize) {
         let layout = layout();
         let memory = CountedMemory::new(self.0.clone());
@@ -160,6 +169,33 @@ fn strings_are_read_in_all_their_forms() {
 }
 
 #[test]
+fn texts_are_cut_between_characters() {
+    for (limit, expected) in [(0, ""), (1, ""), (2, ""), (3, "\u{20ac}"), (4, "\u{20ac}a")] {
+        assert_eq!(
+            cut("\u{20ac}a\u{e9}".to_owned(), limit),
+            expected,
+            "{limit}"
+        );
+    }
+    assert_eq!(cut("\u{20ac}".to_owned(), 512), "\u{20ac}");
+}
+
+/// Names and files are kept for each place in a function.
+#[test]
+fn names_and_files_of_frames_are_limited_in_bytes() {
+    let mut heap = with_function("a", &scope());
+    let name = heap.text(0x1_0000, &"\u{20ac}".repeat(600));
+    let file = heap.text(0x1_8000, &"\u{20ac}".repeat(5000));
+    let script = heap.script(tagged(SOURCE), file);
+    heap.object(SHARED, 282, &[0, 0, name, 0, script, 0, 0]);
+    let scripts = Scripts::default();
+    let frame = heap.read(|heap| heap.frame(&scripts, Object::at(SHARED), None));
+    let frame = frame.0.unwrap();
+    assert_eq!(frame.function, "\u{20ac}".repeat(170));
+    assert_eq!(frame.file, "\u{20ac}".repeat(1365));
+}
+
+#[test]
 fn strings_that_contain_themselves_or_too_much_are_not_read() {
     const MAX_READS: usize = 8 << 10;
     let mut heap = Built::default();
@@ -197,10 +233,7 @@ fn with_function(source: &str, scope: &[u64]) -> Built {
     let mut heap = Built::default();
     let text = heap.text(SOURCE, source);
     let name = heap.text(0x7000, "/srv/shop.js");
-    let mut script = [0; 10];
-    script[..3].copy_from_slice(&[text, name, integer(2)]);
-    script[7] = integer(77);
-    let script = heap.object(SCRIPT, 167, &script);
+    let script = heap.script(text, name);
     heap.text(0x7100, "price");
     heap.text(0x7200, "Shop.price");
     let scope = heap.object(0x8000, 280, scope);
