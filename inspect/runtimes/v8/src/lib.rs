@@ -21,6 +21,7 @@ mod stage;
 mod text;
 mod translation;
 mod walker;
+mod work;
 
 #[cfg(test)]
 mod tests;

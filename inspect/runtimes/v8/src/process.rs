@@ -17,6 +17,7 @@ use crate::layout::Layout;
 use crate::record::{Place, Record, is_native_caller};
 use crate::script::Scripts;
 use crate::walker::Walker;
+use crate::work::{LimitedMemory, Work};
 
 /// Maximum number of ranges of generated code. A large program has some hundred.
 const MAX_RANGES: usize = 1 << 14;
@@ -34,6 +35,7 @@ pub(crate) struct V8Process {
     pub(crate) file: (Device, u64),
     pub(crate) finder: Arc<CodeFinder>,
     pub(crate) scripts: Scripts,
+    pub(crate) work: Arc<Work>,
     pub(crate) walker: Mutex<Option<Arc<Walker>>>,
     pub(crate) kept: Mutex<KeptFrames>,
 }
@@ -43,12 +45,14 @@ type Found = (Arc<[Frame]>, Option<Code>);
 
 impl V8Process {
     pub(crate) fn new(layout: Arc<Layout>, builtins: Arc<Builtins>, file: (Device, u64)) -> Self {
+        let work = Arc::<Work>::default();
         Self {
             layout,
             builtins,
             file,
             finder: Arc::default(),
-            scripts: Scripts::default(),
+            scripts: Scripts::new(work.clone()),
+            work,
             walker: Mutex::default(),
             kept: Mutex::default(),
         }
@@ -208,7 +212,6 @@ impl RuntimeProcess for V8Process {
             }
         });
         visited.ok()?;
-        self.scripts.begin();
         let walker = Arc::new(walker);
         let mut last = self.walker.lock().unwrap_or_else(PoisonError::into_inner);
         *last = Some(walker.clone());
@@ -238,7 +241,13 @@ impl RuntimeProcess for V8Process {
         }
         // Before the functions are read: if it is another one then, it is not kept for that.
         let script = decoded.function.and_then(|(it, _)| heap.key_of(it));
-        match self.functions(&heap, &decoded) {
+        let limited = LimitedMemory::new(target, &self.work);
+        let heap = Heap {
+            memory: &limited,
+            ..heap
+        };
+        let found = self.functions(&heap, &decoded);
+        match found.filter(|_| !limited.was_denied()) {
             Some((frames, code)) => {
                 if let Some(script) = script {
                     let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -252,7 +261,7 @@ impl RuntimeProcess for V8Process {
                 }
                 frames
             }
-            None if self.is_function(&heap, &decoded) => unnamed(),
+            None if limited.was_denied() || self.is_function(&heap, &decoded) => unnamed(),
             None => native(decoded.place == Place::Call),
         }
     }

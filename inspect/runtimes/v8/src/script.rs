@@ -3,18 +3,18 @@
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use crate::heap::{Heap, Object};
 use crate::layout::Layout;
 use crate::text::cut;
+use crate::work::Work;
 
 /// Maximum length of a script's name, in characters, and in bytes.
 const MAX_NAME: u32 = 4096;
 const MAX_NAME_BYTES: usize = 4096;
 /// Maximum length of a source whose lines are counted, in characters.
 const MAX_SOURCE: u32 = 64 << 20;
-/// Maximum number of characters of sources that are read in a dump, or each time that a process has more code.
-const MAX_READ: u64 = 256 << 20;
 /// Maximum number of lines of a script.
 const MAX_LINES: usize = 1 << 20;
 /// Maximum number of scripts that are kept, and of their memory in bytes.
@@ -59,51 +59,46 @@ impl Script {
 
 /// The scripts that were read of a process.
 #[derive(Debug, Default)]
-pub(crate) struct Scripts(Mutex<Kept>);
+pub(crate) struct Scripts {
+    kept: Mutex<Kept>,
+    work: Arc<Work>,
+}
 
 #[derive(Debug, Default)]
 struct Kept {
     scripts: HashMap<Key, Arc<Script>>,
     /// Memory of `scripts`, in bytes.
     memory: usize,
-    /// Number of characters that were read since [`Scripts::begin`].
-    read: u64,
 }
 
 impl Scripts {
-    /// Permits to read as many sources as at first.
-    pub(crate) fn begin(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).read = 0;
-    }
-
-    /// Returns whether as many more characters may be read.
-    fn may_read(&self, count: u32) -> bool {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.read = kept.read.saturating_add(count.into());
-        kept.read <= MAX_READ
+    /// `work` limits what is read of the process.
+    pub(crate) fn new(work: Arc<Work>) -> Self {
+        Self {
+            kept: Mutex::default(),
+            work,
+        }
     }
 
     /// A script, whose type was checked. `None` if it cannot be read.
     pub(crate) fn get(&self, heap: &Heap<'_>, script: Object) -> Option<Arc<Script>> {
         let key = heap.script_key(script)?;
         let kept = |it: &Kept| it.scripts.get(&key).cloned();
-        if let Some(known) = kept(&self.0.lock().unwrap_or_else(PoisonError::into_inner)) {
+        if let Some(known) = kept(&self.kept.lock().unwrap_or_else(PoisonError::into_inner)) {
             return Some(known);
         }
-        let may_read = self.may_read(key.length);
+        // Of two bytes each.
+        let size = 2 * u64::from(key.length);
+        let may_read = self.work.has_room_for_source(size, Instant::now());
         let read = Arc::new(heap.read_script(script, key, may_read)?);
         // It may have been moved meanwhile.
         if heap.script_key(script)? != key {
             return None;
         }
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let added = read.memory();
         if all.memory + added > MAX_MEMORY || all.scripts.len() >= MAX_SCRIPTS {
-            let read = all.read;
-            *all = Kept {
-                read,
-                ..Kept::default()
-            };
+            *all = Kept::default();
         }
         // Another thread may have been faster.
         if may_read && !all.scripts.contains_key(&key) {

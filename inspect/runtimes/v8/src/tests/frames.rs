@@ -12,6 +12,8 @@ use crate::builtins::Builtins;
 use crate::heap::Object;
 use crate::process::V8Process;
 use crate::record::{Place, Record};
+use crate::script::Scripts;
+use crate::work::Work;
 
 fn process() -> V8Process {
     let builtins = Arc::new(Builtins::default());
@@ -74,4 +76,38 @@ fn a_function_of_another_isolate_with_the_same_numbers_is_another() {
     let source = heap.text(0x6800, "b");
     heap.script(source, tagged(0x7000));
     assert_eq!(names(&process, &heap), ["total"]);
+}
+
+/// What was found before is still named.
+#[test]
+fn functions_of_a_process_that_takes_too_much_work_have_no_names() {
+    let heap = with_function("a", &scope());
+    let process = process();
+    process.work.use_up();
+    assert_eq!(names(&process, &heap), ["[JavaScript]"]);
+    // More code, as a process may have again and again, permits no more.
+    let mut target = TargetImage::new();
+    target.maps = "1000-2000 r-xp 00000000 00:00 0 \n".to_owned();
+    assert!(process.generated(&target).is_some());
+    assert_eq!(names(&process, &heap), ["[JavaScript]"]);
+    let process = self::process();
+    assert_eq!(names(&process, &heap), ["price"]);
+    process.work.use_up();
+    assert_eq!(names(&process, &heap), ["price"]);
+}
+
+/// A part of what is left is for names.
+#[test]
+fn sources_are_not_read_where_that_takes_too_much_work() {
+    let heap = with_function("a\nbcdefg", &scope());
+    let line = |work: Arc<Work>| {
+        let scripts = Scripts::new(work);
+        let frame = heap.read(|heap| heap.frame(&scripts, Object::at(SHARED), Some(4)));
+        let frame = frame.0.unwrap();
+        (frame.function, frame.line)
+    };
+    assert_eq!(line(Arc::default()), ("price".to_owned(), 4));
+    let work = Arc::<Work>::default();
+    work.use_up();
+    assert_eq!(line(work), ("price".to_owned(), 0));
 }
