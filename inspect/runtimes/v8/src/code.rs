@@ -162,6 +162,11 @@ impl Heap<'_> {
         self.is_baseline(code) || self.is_optimized(code)
     }
 
+    /// Returns whether code is a copy of the interpreter's for one function (`--interpreted-frames-native-stack`).
+    pub(crate) fn is_interpreter(&self, code: &Code) -> bool {
+        code.kind == Layout::BUILTIN
+    }
+
     pub(crate) fn is_baseline(&self, code: &Code) -> bool {
         code.kind == self.layout.baseline
     }

@@ -83,6 +83,16 @@ impl Heap<'_> {
         self.bytecode_behind(self.object(shared, Layout::SHARED_DATA)?)
     }
 
+    /// The copy of the interpreter's code that was made for a function.
+    pub(crate) fn interpreter_of(&self, shared: Object) -> Option<Object> {
+        let mut data = self.object(shared, Layout::SHARED_DATA)?;
+        if let Some(baseline) = self.of_type(data, self.layout.types.code) {
+            data = self.object(baseline, Layout::CODE_DEOPT)?;
+        }
+        let data = self.of_type(data, self.layout.types.interpreter_data)?;
+        self.object(data, Layout::INTERPRETER_COPY)
+    }
+
     /// The bytecode to which an object leads, such as baseline code.
     pub(crate) fn bytecode_behind(&self, mut data: Object) -> Option<Object> {
         const MAX_LINKS: usize = 4;

@@ -107,6 +107,8 @@ impl Layout {
     pub(crate) const BYTECODE_POSITIONS: u64 = 24;
     /// `InterpreterData`, `BytecodeWrapper`, `SharedFunctionInfoWrapper`: the object that they refer to.
     pub(crate) const WRAPPED: u64 = 8;
+    /// `InterpreterData`: the copy of the interpreter's code.
+    pub(crate) const INTERPRETER_COPY: u64 = 16;
     /// `InstructionStream`: the `Code` that it belongs to.
     pub(crate) const STREAM_CODE: u64 = 8;
     /// `InstructionStream`: its instructions.
@@ -116,8 +118,9 @@ impl Layout {
     /// Arrays: their length, and their elements.
     pub(crate) const ARRAY_LENGTH: u64 = 8;
     pub(crate) const ARRAY_DATA: u64 = 16;
-    /// Mask of the code's kind in its flags, and the kind of regular expressions.
+    /// Mask of the code's kind in its flags, the kind of copies of builtins, and that of regular expressions.
     pub(crate) const CODE_KIND: u32 = 15;
+    pub(crate) const BUILTIN: u32 = 2;
     pub(crate) const REGULAR_EXPRESSION: u32 = 3;
 
     /// Reads the constants of a module. `None` if it has none, or has pointers of 32 bits.

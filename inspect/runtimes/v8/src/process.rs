@@ -67,24 +67,24 @@ impl V8Process {
         if !is_same() {
             return None;
         }
-        let code = match record.place {
-            Place::Instruction | Place::Call => self.code_at(heap, record.instruction),
-            Place::Bytecode(_) | Place::Unknown => None,
-        };
+        let is_in_code = record.place.is_in_code();
+        let code = is_in_code.then(|| self.code_at(heap, record.instruction));
+        let code = code.flatten();
         let called = match (&code, record.function) {
             (Some(found), _) if heap.is_regular_expression(found) => {
                 let frames = marker(REGULAR_EXPRESSION);
                 return heap.is_still(found).then_some((frames, code));
             }
             (Some(code), _) if heap.is_optimized(code) => self.optimized(heap, code, record)?,
-            (Some(code), Some((shared, _)))
-                if heap.is_baseline(code) && heap.bytecode_of(code) != heap.bytecode(shared) =>
-            {
-                // The code was replaced by another function's, or the function by another one.
-                return None;
+            (Some(code), Some((shared, _))) => {
+                // Else the code was replaced by another function's, the function by another one, or neither says.
+                (heap.is_code_of(code, shared) == Some(true)).then_some(())?;
+                let position = self.position(heap, record, Some(code));
+                vec![Called { shared, position }]
             }
-            (_, Some((shared, _))) => {
-                let position = self.position(heap, record, code.as_ref());
+            // The frame had the function's bytecode.
+            (None, Some((shared, _))) if !record.place.is_in_code() => {
+                let position = self.position(heap, record, None);
                 vec![Called { shared, position }]
             }
             _ => return None,
@@ -127,13 +127,11 @@ impl V8Process {
 
     /// Returns whether a frame executes a function: other code is that of WebAssembly, and calls it.
     fn is_function(&self, heap: &Heap<'_>, record: &Record) -> bool {
-        match record.place {
-            Place::Bytecode(_) | Place::Unknown => true,
-            Place::Instruction | Place::Call => {
-                let code = self.code_at(heap, record.instruction);
-                record.function.is_some() || code.is_some_and(|code| heap.is_compiled(&code))
-            }
-        }
+        let is_compiled = || {
+            let code = self.code_at(heap, record.instruction);
+            code.is_some_and(|code| heap.is_compiled(&code))
+        };
+        !record.place.is_in_code() || record.function.is_some() || is_compiled()
     }
 
     fn code_at(&self, heap: &Heap<'_>, address: u64) -> Option<Code> {

@@ -28,6 +28,13 @@ pub(crate) enum Place {
     Unknown,
 }
 
+impl Place {
+    /// Returns whether the frame is in generated code, which says which function it is of.
+    pub(crate) fn is_in_code(self) -> bool {
+        matches!(self, Self::Instruction | Self::Call)
+    }
+}
+
 const INSTRUCTION: u64 = 1;
 const BYTECODE: u64 = 2;
 const UNKNOWN: u64 = 3;

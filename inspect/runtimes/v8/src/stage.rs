@@ -76,6 +76,8 @@ impl Heap<'_> {
             Some(self.optimized_function(code)? == shared)
         } else if self.is_baseline(code) {
             Some(self.bytecode_of(code)? == self.bytecode(shared)?)
+        } else if self.is_interpreter(code) {
+            Some(self.interpreter_of(shared)? == code.object)
         } else {
             None
         }

@@ -204,6 +204,24 @@ impl Walker {
         Some(caller)
     }
 
+    /// Returns whether generated code is a copy of the interpreter's, which executes in the frame of the function.
+    fn is_copied_interpreter(
+        &self,
+        heap: &Heap<'_>,
+        words: &Words,
+        instruction: u64,
+        start: u64,
+    ) -> bool {
+        // Other functions hardly have these words, which take less to read than what is code.
+        let bytecode = Object::strong(words.bytecode).filter(|_| {
+            let offset = small_integer(words.bytecode_offset);
+            offset.is_some()
+        });
+        let bytecode = bytecode.and_then(|it| heap.of_type(it, self.layout.types.bytecode));
+        let code = bytecode.and_then(|_| self.finder.find(heap, instruction, start));
+        code.is_some_and(|code| heap.is_interpreter(&code))
+    }
+
     /// The frame of an interpreted function.
     fn interpreted(
         &self,
@@ -368,7 +386,19 @@ impl GeneratedCode for Walker {
             _ => words.function(&heap),
         };
         let of_script = function.filter(|function| is_of_script(&heap, *function));
-        if area == Area::Interpreter && of_script.is_some() {
+        if let (Some(code), Some(function)) = (&code, of_script)
+            && let Some(caller) = self.caller_of_left(&heap, frame, code, &words, function)
+        {
+            let place = Place::Instruction;
+            let record = Some(Self::record(&heap, instruction, None, place));
+            return Ok(GeneratedFrame { caller, record });
+        }
+        let is_interpreted = match area {
+            Area::Interpreter => true,
+            Area::Generated(start) => self.is_copied_interpreter(&heap, &words, instruction, start),
+            Area::Builtin => false,
+        };
+        if is_interpreted && of_script.is_some() {
             return Ok(self.interpreted(&heap, frame, &words, is_innermost));
         }
         if area == Area::Builtin
@@ -377,13 +407,6 @@ impl GeneratedCode for Walker {
             && let Some(caller) = self.caller_of_builtin(&heap, stack, &words, function)
         {
             let record = Some(native(false));
-            return Ok(GeneratedFrame { caller, record });
-        }
-        if let (Some(code), Some(function)) = (&code, of_script)
-            && let Some(caller) = self.caller_of_left(&heap, frame, code, &words, function)
-        {
-            let place = Place::Instruction;
-            let record = Some(Self::record(&heap, instruction, None, place));
             return Ok(GeneratedFrame { caller, record });
         }
         let place = match area {
@@ -408,7 +431,7 @@ impl GeneratedCode for Walker {
         let is_uncertain = code.as_ref().is_some_and(|code| {
             let shared = function.and_then(|function| heap.shared(function));
             let is_its = shared.and_then(|shared| heap.is_code_of(code, shared));
-            heap.is_compiled(code) && is_its != Some(true)
+            is_its != Some(true) && (heap.is_compiled(code) || heap.is_interpreter(code))
         });
         let record = if is_uncertain {
             Self::record(&heap, instruction, None, Place::Unknown)

@@ -65,7 +65,9 @@ impl Random {
     /// A reference to an object of a kind.
     fn reference(&mut self, kind: u16) -> u64 {
         let first = KINDS.iter().position(|it| *it == kind).unwrap() as u64;
-        let object = first + KINDS.len() as u64 * self.below(OBJECTS / KINDS.len() as u64);
+        // Half of them to the first one, so that functions and code agree.
+        let count = OBJECTS / KINDS.len() as u64;
+        let object = first + KINDS.len() as u64 * self.below(2 * count).saturating_sub(count);
         START + SIZE * object + 1
     }
 
@@ -219,7 +221,7 @@ fn frames_of_garbage_take_a_bounded_number_of_reads() {
     }
     println!("{steps} steps, {named} functions, up to {most} reads");
     assert!(
-        steps > 500 && named > 50,
+        steps > 500 && named > 20,
         "{steps} steps, {named} functions"
     );
     assert!(

@@ -145,44 +145,72 @@ fn functions_that_come_and_go_match_what_the_program_says() {
     }
 }
 
+/// Maximum number of samples for one function to compare.
+const MAX_SAMPLES: usize = 100;
+
 /// At whatever instruction a thread is, its generated code is of the function that V8 itself announces.
 #[test]
 fn functions_of_generated_code_match_what_v8_announces() {
     for version in VERSIONS {
-        let Some(node) = Node::with_version(version) else {
-            continue;
-        };
-        let mut command = node.program();
-        let program = otelctx_fixtures::program_source("js_stacks.js");
-        command.arg("--perf-basic-prof").arg(program).arg("never");
-        let target = Target::spawn(&mut command);
-        let reader = Reader::new(target.pid());
-        let mut tally = announced::Tally::default();
-        let (wanted, mut samples) = (tier::usual_or_all(200, 2000), 0);
-        while tally.compared < wanted {
-            samples += 1;
-            let pid = target.pid();
-            let stopped = Stopped::stop(&reader.process, pid, STOP_TIMEOUT).unwrap();
-            let registers = Registers::of_stopped(stopped.registers()).unwrap();
-            let (walked, end) = reader.walk(&registers);
-            tally.whole += usize::from(end == StackEnd::Start);
-            let names = announced::Names::read(pid);
-            for (index, frame) in walked.iter().enumerate() {
-                // The call is before the address to which it returns.
-                let address = frame.0 - u64::from(index > 0);
-                let functions = reader.functions(&vec![*frame]);
-                if let Some(expected) = names.at(address) {
-                    tally.compare(version, expected, functions.last());
-                }
-            }
-            drop(stopped);
-        }
-        println!("{version}: {tally:?} of {samples}");
-        assert_eq!(tally.wrong, 0, "{version}");
-        assert!(100 * tally.whole >= 95 * samples, "{version}: {tally:?}");
-        assert!(
-            100 * tally.unnamed <= 2 * tally.compared,
-            "{version}: {tally:?}"
-        );
+        compare_announced(version, &[]);
     }
+}
+
+/// Functions that are interpreted have generated code, too: copies of the interpreter.
+#[test]
+fn functions_of_copied_interpreters_match_what_v8_announces() {
+    for version in VERSIONS {
+        let interpreted = [
+            "--interpreted-frames-native-stack",
+            "--no-sparkplug",
+            "--no-opt",
+        ];
+        compare_announced(version, &[&interpreted[..], &["--no-maglev"]].concat());
+    }
+}
+
+/// Compares stacks of a program that does not block.
+fn compare_announced(version: &str, flags: &[&str]) {
+    let Some(node) = Node::with_version(version) else {
+        return;
+    };
+    let mut command = node.program();
+    // What announces functions also logs, by default into the current folder. This file is temporary.
+    command.args([
+        "--perf-basic-prof",
+        "--logfile=+",
+        "--no-logfile-per-isolate",
+    ]);
+    let program = otelctx_fixtures::program_source("js_stacks.js");
+    command.args(flags).arg(program).arg("never");
+    let target = Target::spawn(&mut command);
+    let reader = Reader::new(target.pid());
+    let mut tally = announced::Tally::default();
+    let (wanted, mut samples) = (tier::usual_or_all(200, 2000), 0);
+    while tally.compared < wanted {
+        samples += 1;
+        assert!(samples <= MAX_SAMPLES * wanted, "{version}: {tally:?}");
+        let pid = target.pid();
+        let stopped = Stopped::stop(&reader.process, pid, STOP_TIMEOUT).unwrap();
+        let registers = Registers::of_stopped(stopped.registers()).unwrap();
+        let (walked, end) = reader.walk(&registers);
+        tally.whole += usize::from(end == StackEnd::Start);
+        let names = announced::Names::read(pid);
+        for (index, frame) in walked.iter().enumerate() {
+            // The call is before the address to which it returns.
+            let address = frame.0 - u64::from(index > 0);
+            let functions = reader.functions(&vec![*frame]);
+            if let Some(expected) = names.at(address) {
+                tally.compare(version, expected, functions.last());
+            }
+        }
+        drop(stopped);
+    }
+    println!("{version}: {tally:?} of {samples}");
+    assert_eq!(tally.wrong, 0, "{version}");
+    assert!(100 * tally.whole >= 95 * samples, "{version}: {tally:?}");
+    assert!(
+        100 * tally.unnamed <= 2 * tally.compared,
+        "{version}: {tally:?}"
+    );
 }
