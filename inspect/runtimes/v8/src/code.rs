@@ -154,7 +154,7 @@ impl Heap<'_> {
     }
 
     pub(crate) fn is_regular_expression(&self, code: &Code) -> bool {
-        code.kind == Layout::REGULAR_EXPRESSION
+        self.layout.is_regular_expression(code.kind)
     }
 
     /// Returns whether code is that of a function of JavaScript.
@@ -164,7 +164,7 @@ impl Heap<'_> {
 
     /// Returns whether code is a copy of the interpreter's for one function (`--interpreted-frames-native-stack`).
     pub(crate) fn is_interpreter(&self, code: &Code) -> bool {
-        code.kind == Layout::BUILTIN
+        self.layout.is_builtin(code.kind)
     }
 
     pub(crate) fn is_baseline(&self, code: &Code) -> bool {

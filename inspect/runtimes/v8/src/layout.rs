@@ -95,6 +95,16 @@ pub(crate) struct Layout {
 
 /// Offsets that no symbol has.
 impl Layout {
+    /// Returns whether code of a kind is a copy of V8's own.
+    pub(crate) fn is_builtin(&self, kind: u32) -> bool {
+        kind.checked_add(Self::BUILTIN_BEFORE_BASELINE) == Some(self.baseline)
+    }
+
+    /// Returns whether code of a kind executes a regular expression.
+    pub(crate) fn is_regular_expression(&self, kind: u32) -> bool {
+        kind.checked_add(Self::REGULAR_EXPRESSION_BEFORE_BASELINE) == Some(self.baseline)
+    }
+
     /// `SharedFunctionInfo`: `function_data`, later `trusted_function_data`.
     pub(crate) const SHARED_DATA: u64 = 8;
     /// `Script`: `line_offset` and `column_offset`.
@@ -118,10 +128,12 @@ impl Layout {
     /// Arrays: their length, and their elements.
     pub(crate) const ARRAY_LENGTH: u64 = 8;
     pub(crate) const ARRAY_DATA: u64 = 16;
-    /// Mask of the code's kind in its flags, the kind of copies of builtins, and that of regular expressions.
+    /// Mask of the code's kind in its flags.
     pub(crate) const CODE_KIND: u32 = 15;
-    pub(crate) const BUILTIN: u32 = 2;
-    pub(crate) const REGULAR_EXPRESSION: u32 = 3;
+    /// The kind of copies of builtins, and that of regular expressions, before that of code that is not optimized. V8 14 has
+    /// one more kind before all of them.
+    const BUILTIN_BEFORE_BASELINE: u32 = 8;
+    const REGULAR_EXPRESSION_BEFORE_BASELINE: u32 = 7;
 
     /// Reads the constants of a module. `None` if it has none, or has pointers of 32 bits.
     ///

@@ -204,22 +204,22 @@ impl Walker {
         Some(caller)
     }
 
-    /// Returns whether generated code is a copy of the interpreter's, which executes in the frame of the function.
+    /// Returns whether generated code is a function's copy of the interpreter's, which executes in the frame of the function.
     fn is_copied_interpreter(
         &self,
         heap: &Heap<'_>,
         words: &Words,
-        instruction: u64,
+        function: Object,
+        address: u64,
         start: u64,
     ) -> bool {
-        // Other functions hardly have these words, which take less to read than what is code.
-        let bytecode = Object::strong(words.bytecode).filter(|_| {
-            let offset = small_integer(words.bytecode_offset);
-            offset.is_some()
-        });
-        let bytecode = bytecode.and_then(|it| heap.of_type(it, self.layout.types.bytecode));
-        let code = bytecode.and_then(|_| self.finder.find(heap, instruction, start));
-        code.is_some_and(|code| heap.is_interpreter(&code))
+        // Frames of other code have no integer there, and reading that takes less than finding the code.
+        let code = small_integer(words.bytecode_offset)
+            .and_then(|_| self.finder.find(heap, address, start))
+            .filter(|code| heap.is_interpreter(code));
+        let shared = heap.shared(function);
+        let is_its = code.zip(shared);
+        is_its.and_then(|(code, shared)| heap.is_code_of(&code, shared)) == Some(true)
     }
 
     /// The frame of an interpreted function.
@@ -393,12 +393,14 @@ impl GeneratedCode for Walker {
             let record = Some(Self::record(&heap, instruction, None, place));
             return Ok(GeneratedFrame { caller, record });
         }
-        let is_interpreted = match area {
+        let is_interpreted = |function| match area {
             Area::Interpreter => true,
-            Area::Generated(start) => self.is_copied_interpreter(&heap, &words, instruction, start),
+            Area::Generated(start) => {
+                self.is_copied_interpreter(&heap, &words, function, instruction, start)
+            }
             Area::Builtin => false,
         };
-        if is_interpreted && of_script.is_some() {
+        if of_script.is_some_and(is_interpreted) {
             return Ok(self.interpreted(&heap, frame, &words, is_innermost));
         }
         if area == Area::Builtin
