@@ -10,8 +10,10 @@ const OPERANDS: [u8; 45] = [
     6, 4, 3, 3, 2, 1, 3, 4, 3, 3, 3, 1, 0, 0, 3, 3, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
     1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 2, 1,
 ];
-/// The first operations are frames of functions of JavaScript: an offset in the bytecode, a literal, and others.
+/// The first operations are frames of functions of JavaScript: an offset in the bytecode, a literal, and others. The next ones
+/// are what is left of a builtin that calls them.
 const FUNCTIONS: u8 = 2;
+const CONTINUATIONS: u8 = 4;
 /// The operations with which a translation begins.
 const BEGINS: [u8; 2] = [14, 15];
 /// The last operation stands for as many of an earlier translation as its operand says. From its number on, an operation is
@@ -36,35 +38,53 @@ struct Translated {
 }
 
 /// An operation, as far as it is needed.
-type Operation = Option<Translated>;
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Operation {
+    Function(Translated),
+    Continuation,
+    Other,
+}
 
-/// Reads the translation at an index of the array.
-fn translation(array: &[u8], at: usize) -> Option<Vec<Operation>> {
+/// Reads the functions of the translation at an index of the array, outermost first. `None` if it has others than it says, or
+/// more than [`MAX_INLINED`].
+fn translation(array: &[u8], at: usize) -> Option<Vec<Translated>> {
+    let (operations, count) = whole_translation(array, at)?;
+    let frames = operations.iter().filter(|it| **it != Operation::Other);
+    let function = |operation: &Operation| match operation {
+        Operation::Function(function) => Some(*function),
+        Operation::Continuation | Operation::Other => None,
+    };
+    let functions: Vec<_> = operations.iter().filter_map(function).collect();
+    let is_whole = frames.count() as u64 == count && functions.len() <= MAX_INLINED;
+    is_whole.then_some(functions)
+}
+
+/// Reads the operations of a translation, and the number of its functions.
+fn whole_translation(array: &[u8], at: usize) -> Option<(Vec<Operation>, u64)> {
     let mut bytes = Bytes(array.get(at..)?);
-    let distance = begin(&mut bytes)?;
+    let (distance, count) = begin(&mut bytes)?;
     let basis = match usize::try_from(distance).ok()? {
         0 => Vec::new(),
         distance => {
             let mut basis = Bytes(array.get(at.checked_sub(distance)?..)?);
             // It is a whole one.
-            if begin(&mut basis)? != 0 {
+            if begin(&mut basis)?.0 != 0 {
                 return None;
             }
             operations(&mut basis, &[])?
         }
     };
-    operations(&mut bytes, &basis)
+    Some((operations(&mut bytes, &basis)?, count))
 }
 
-/// Reads what a translation begins with. Returns the distance of the one that it repeats parts of.
-fn begin(bytes: &mut Bytes<'_>) -> Option<u64> {
+/// Reads what a translation begins with. Returns the distance of the one that it repeats parts of, and the number of functions.
+fn begin(bytes: &mut Bytes<'_>) -> Option<(u64, u64)> {
     let is_begin = BEGINS.contains(&bytes.byte()?);
     let distance = bytes.unsigned()?;
-    // The numbers of frames, and of functions.
-    for _ in 0..2 {
-        bytes.unsigned()?;
-    }
-    is_begin.then_some(distance)
+    // The number of all frames.
+    bytes.unsigned()?;
+    let count = u64::try_from(signed(bytes.unsigned()?)).ok()?;
+    is_begin.then_some((distance, count))
 }
 
 /// Reads operations up to the next translation.
@@ -90,10 +110,14 @@ fn operations(bytes: &mut Bytes<'_>, basis: &[Operation]) -> Option<Vec<Operatio
                     *kept = operand;
                 }
             }
-            found.push((operation < FUNCTIONS).then_some(Translated {
-                offset: signed(operands[0]),
-                literal: operands[1] >> 1,
-            }));
+            found.push(match operation {
+                0..FUNCTIONS => Operation::Function(Translated {
+                    offset: signed(operands[0]),
+                    literal: operands[1] >> 1,
+                }),
+                FUNCTIONS..CONTINUATIONS => Operation::Continuation,
+                _ => Operation::Other,
+            });
         }
         if found.len() > MAX_OPERATIONS {
             return None;
@@ -123,10 +147,9 @@ impl Heap<'_> {
         let at = small_integer(self.element(data, at)?)?;
         let array = Object::strong(self.element(data, 0)?)?;
         let array = self.bytes(array, MAX_TABLE)?;
-        let operations = translation(&array, usize::try_from(at).ok()?)?;
+        let functions = translation(&array, usize::try_from(at).ok()?)?;
         let literals = Object::strong(self.element(data, self.layout.deopt_literals)?)?;
-        let functions = operations.iter().flatten();
-        let called = functions.take(MAX_INLINED).map(|function| {
+        let called = functions.iter().map(|function| {
             let shared = self.literal(literals, function.literal)?;
             let bytecode = self.bytecode(shared)?;
             let length = i64::from(self.bytecode_length(bytecode)?);
@@ -135,8 +158,9 @@ impl Heap<'_> {
             Some(Called { shared, position })
         });
         let mut called: Vec<Called> = called.collect::<Option<_>>()?;
+        let outer = called.first()?.shared;
         called.reverse();
-        (!called.is_empty()).then_some(called)
+        (self.optimized_function(code)? == outer).then_some(called)
     }
 
     /// The number of the entry for a call in the table behind the code (`SafepointTable`, `MaglevSafepointTable` in V8): the
@@ -179,8 +203,8 @@ impl Heap<'_> {
 mod tests {
     use super::*;
 
-    fn function(offset: i64, literal: u64) -> Operation {
-        Some(Translated { offset, literal })
+    fn function(offset: i64, literal: u64) -> Translated {
+        Translated { offset, literal }
     }
 
     /// Two translations: a function with two registers that another one calls, and the same behind another bytecode.
@@ -189,9 +213,9 @@ mod tests {
         let whole = [14, 0, 4, 4, 1, 10, 6, 2, 4, 20, 8, 20, 10, 1, 1, 8, 2, 4];
         let next = [14, 18, 4, 4, SAME_INLINE + 3, 1, 3, 8, 2, 4];
         let array = [&whole[..], &next].concat();
-        let first = [function(5, 3), None, None, function(0, 4)];
+        let first = [function(5, 3), function(0, 4)];
         assert_eq!(translation(&whole, 0).unwrap(), first);
-        let second = [function(5, 3), None, None, function(-1, 4)];
+        let second = [function(5, 3), function(-1, 4)];
         assert_eq!(translation(&array, 18).unwrap(), second);
         // The same number as an operand.
         let next = [15, 18, 4, 4, SAME, 3, 1, 3, 8, 2, 4];
@@ -215,5 +239,32 @@ mod tests {
             assert_eq!(translation(&array, 9), None, "{distance}");
         }
         assert_eq!(translation(&[14, 0, 4, 4, 1, 0x80, 0x80], 0), None);
+    }
+
+    /// A continuation of a builtin counts as a function.
+    #[test]
+    fn a_translation_has_as_many_functions_as_it_says() {
+        let with = |count: u8, continuations: usize, functions: usize| {
+            let continuation = [2, 4, 2, 4].repeat(continuations);
+            let functions = [1, 10, 6, 2, 4].repeat(functions);
+            let begin = [14, 0, 4, count];
+            translation(&[&begin[..], &functions, &continuation].concat(), 0)
+        };
+        let found = |count| Some(vec![function(5, 3); count]);
+        for (count, expected) in [(0, None), (1, None), (2, found(1)), (4, None), (6, None)] {
+            assert_eq!(with(count, 0, 1), expected, "{count}");
+        }
+        assert_eq!(with(4, 0, 2), found(2));
+        assert_eq!(with(4, 1, 1), found(1));
+        assert_eq!(with(2, 1, 1), None);
+        let most = MAX_INLINED as u8;
+        // In two bytes.
+        let large = |count: u8| {
+            let functions = [1, 10, 6, 2, 4].repeat(count.into());
+            let begin = [14, 0, 4, count << 1 | 0x80, count >> 6];
+            translation(&[&begin[..], &functions].concat(), 0).map(|it| it.len())
+        };
+        assert_eq!(large(most), Some(MAX_INLINED));
+        assert_eq!(large(most + 1), None);
     }
 }
