@@ -48,7 +48,7 @@ impl Left {
 }
 
 impl Work {
-    /// Takes a read of so many bytes from what may be read. False if it may not.
+    /// Takes the bytes of a read from what may be read. False if they may not be read.
     fn take(&self, bytes: u64, now: Instant) -> bool {
         let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         left.refill(now);
@@ -57,7 +57,7 @@ impl Work {
         rest.is_some()
     }
 
-    /// Returns whether a source of so many bytes may be read, too.
+    /// Returns whether a source of this size, in bytes, may be read, too.
     pub(crate) fn has_room_for_source(&self, bytes: u64, now: Instant) -> bool {
         let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         left.refill(now);
