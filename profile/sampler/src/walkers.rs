@@ -1,6 +1,7 @@
 //! The runtimes of a sampled process that walk the code that they have generated.
 
-use std::sync::Arc;
+use std::ops::{ControlFlow, Range};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use otelctx_reader::remote::{LiveProcess, Memory, MemoryError, Process, ProcessMemory};
@@ -14,6 +15,9 @@ use crate::user_stack;
 const INTERVAL: Duration = Duration::from_millis(100);
 /// The longest time until then, where nothing reports changes: memory can become executable that was mapped before.
 const MAX_INTERVAL: Duration = Duration::from_secs(10);
+/// Size of what counts as a stack, from its stack pointer on, while its mapping is not known, in bytes: the usual limit of a main
+/// thread's.
+const MAX_UNKNOWN_STACK: u64 = 8 << 20;
 
 /// The walkers of a process, and its memory.
 #[derive(Debug)]
@@ -21,6 +25,14 @@ pub(crate) struct LiveWalkers {
     pub(crate) walkers: GeneratedWalkers,
     process: Process,
     memory: ProcessMemory,
+    mappings: Mutex<Mappings>,
+}
+
+/// The writable mappings of a process, in address order, and when they were read.
+#[derive(Debug, Default)]
+struct Mappings {
+    ranges: Vec<Range<u64>>,
+    read: Option<Instant>,
 }
 
 impl LiveWalkers {
@@ -29,16 +41,43 @@ impl LiveWalkers {
         if runtimes.is_empty() {
             return None;
         }
+        let walkers = Self::all_of(pid, runtimes)?;
+        (!walkers.walkers.walkers().is_empty()).then(|| Arc::new(walkers))
+    }
+
+    pub(crate) fn all_of(pid: i32, runtimes: &[Present]) -> Option<Self> {
         let process = Process::open(pid).ok()?;
         let memory = process.memory().ok()?;
         let walkers = GeneratedWalkers::of(runtimes, &LiveProcess::new(&process, &memory));
-        (!walkers.walkers().is_empty()).then(|| {
-            Arc::new(Self {
-                walkers,
-                process,
-                memory,
-            })
+        Some(Self {
+            walkers,
+            process,
+            memory,
+            mappings: Mutex::default(),
         })
+    }
+
+    /// Returns the addresses of the stack with this stack pointer: its mapping. Mappings are read at most once in [`INTERVAL`].
+    pub(crate) fn stack(&self, pointer: u64) -> Range<u64> {
+        let mut known = self.mappings.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = known.at(pointer) {
+            return found;
+        }
+        if known.read.is_none_or(|read| read.elapsed() >= INTERVAL) {
+            let mut ranges = Vec::new();
+            let read = self.process.mappings(&mut |mapping| {
+                if mapping.permissions.write {
+                    ranges.push(mapping.start..mapping.end);
+                }
+                ControlFlow::Continue(())
+            });
+            *known = Mappings {
+                ranges: read.map(|_| ranges).unwrap_or_default(),
+                read: Some(Instant::now()),
+            };
+        }
+        let unknown = pointer..pointer.saturating_add(MAX_UNKNOWN_STACK);
+        known.at(pointer).unwrap_or(unknown)
     }
 
     /// Converts the frames of a walk, innermost first. Those in generated code have their functions.
@@ -48,6 +87,14 @@ impl LiveWalkers {
             let (walker, record) = (found.walker, &found.record);
             self.walkers.frames(&target, walker, address, record)
         })
+    }
+}
+
+impl Mappings {
+    fn at(&self, address: u64) -> Option<Range<u64>> {
+        let behind = self.ranges.partition_point(|it| it.start <= address);
+        let found = self.ranges.get(behind.checked_sub(1)?)?;
+        found.contains(&address).then(|| found.clone())
     }
 }
 

@@ -96,11 +96,6 @@ impl CopiedStack {
         Some(u64::from_ne_bytes(*word))
     }
 
-    /// Returns true if the stack may go on behind the copy.
-    fn is_cut(&self) -> bool {
-        self.may_be_cut || self.stack.1.len() + PAGE >= MAX_COPY
-    }
-
     /// Returns the addresses of the copy: the first, and the one behind the last.
     fn range(&self) -> (u64, u64) {
         let (start, bytes) = &self.stack;

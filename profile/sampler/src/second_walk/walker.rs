@@ -1,7 +1,8 @@
 //! The thread that walks copied stacks.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -29,8 +30,6 @@ const MAX_TABLES: usize = 64 << 20;
 const MAX_FILE: u64 = 256 << 20;
 /// Time without a request after which no tables are kept: early stacks come in bursts.
 const MAX_REST: Duration = Duration::from_secs(5);
-/// Bytes behind a copy that may be the rest of its stack: Java's threads have stacks of a megabyte.
-const MAX_REST_OF_STACK: u64 = 512 << 10;
 /// Number of rules from which on the next walk begins with none: there must be room for those of a stack.
 const MANY_RULES: usize = MAX_RULES / 2;
 
@@ -115,6 +114,7 @@ impl Walker {
             copied,
             places,
             live: walkers,
+            live_stack: OnceCell::new(),
             stack_words: RefCell::new(Some(Vec::new())),
         };
         let mut found = Vec::new();
@@ -141,7 +141,9 @@ impl Walker {
         };
         // The program's own walk is not better than one that ends in generated code.
         let has_generated = found.iter().any(is_walked);
-        let is_usable = (end != StackEnd::Unreadable || copied.may_be_cut || has_generated)
+        let is_without_stack = has_generated && copied.stack.1.is_empty();
+        let is_usable = !is_without_stack
+            && (end != StackEnd::Unreadable || copied.may_be_cut || has_generated)
             && self.dictionary.len() < MAX_RULES
             && !found.iter().any(is_unknown);
         // Generated code may be other code the next time.
@@ -215,6 +217,8 @@ struct CopiedMemory<'c> {
     places: &'c [Place],
     /// The process as it is now, for the data of runtimes.
     live: Option<&'c LiveWalkers>,
+    /// The addresses of the thread's stack there, which has gone on since it was copied.
+    live_stack: OnceCell<Range<u64>>,
     /// The words of the stack that were read. `None` if anything else was read of it.
     stack_words: RefCell<Option<Vec<(u64, u64)>>>,
 }
@@ -249,12 +253,27 @@ impl Memory for CopiedMemory<'_> {
         {
             return file.read_exact_at(buffer, at).or(copied);
         }
-        // The stack has gone on since it was copied.
-        let is_copied = is_on_stack || end.is_some_and(|it| address < start && start < it);
-        let is_rest = self.copied.is_cut() && address.wrapping_sub(end_of_copy) < MAX_REST_OF_STACK;
-        match self.live.filter(|_| !is_copied && !is_rest) {
-            Some(live) => live.read(address, buffer),
-            None => copied,
-        }
+        let Some(live) = self.live.filter(|_| !self.is_stack(address, end)) else {
+            return copied;
+        };
+        live.read(address, buffer)
     }
 }
+
+impl CopiedMemory<'_> {
+    /// Returns true if memory from `address` up to `end` is of the thread's stack, at least in part.
+    fn is_stack(&self, address: u64, end: Option<u64>) -> bool {
+        let (start, end_of_copy) = self.copied.range();
+        let pointer = self.copied.registers.stack_pointer();
+        let stack = self.live_stack.get_or_init(|| match self.live {
+            Some(live) => live.stack(pointer),
+            None => 0..0,
+        });
+        let overlaps =
+            |start: u64, behind: u64| address < behind && end.is_none_or(|end| start < end);
+        overlaps(start, end_of_copy) || overlaps(stack.start, stack.end)
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests;
