@@ -9,7 +9,7 @@ mod walker;
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError};
 use std::time::{Duration, Instant};
 use std::{fs::File, io};
 
@@ -285,10 +285,11 @@ impl SecondWalk {
     /// Returns true if there is time for a walk in this drain, and the thread is idle.
     pub(crate) fn is_ready(&mut self) -> bool {
         while let Some((_, answers)) = self.walker.as_ref().filter(|_| self.is_behind) {
-            let Ok(answer) = answers.try_recv() else {
-                return false;
-            };
-            self.is_behind = answer.number != self.number;
+            match answers.try_recv() {
+                Ok(answer) => self.is_behind = answer.number != self.number,
+                Err(TryRecvError::Empty) => return false,
+                Err(TryRecvError::Disconnected) => self.drop_ended(),
+            }
         }
         !self.left.is_zero()
     }
@@ -318,7 +319,14 @@ impl SecondWalk {
             places,
             walkers,
         };
-        requests.try_send(request).ok()?;
+        match requests.try_send(request) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_)) => return None,
+            Err(TrySendError::Disconnected(_)) => {
+                self.drop_ended();
+                return None;
+            }
+        }
         let begun = Instant::now();
         let answer = answers.recv_timeout(self.left);
         self.left = self.left.saturating_sub(begun.elapsed());
@@ -328,9 +336,16 @@ impl SecondWalk {
                 self.is_behind = true;
                 None
             }
-            // It has panicked, which was printed.
-            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Disconnected) => {
+                self.drop_ended();
+                None
+            }
         }
+    }
+
+    /// Notes that the thread has panicked, which was printed: the next walk starts another one.
+    fn drop_ended(&mut self) {
+        (self.walker, self.is_behind) = (None, false);
     }
 }
 

@@ -243,3 +243,30 @@ fn half_of_the_code_may_be_missing() {
     assert_eq!(copied(true, false), (968, code[..32].to_vec()));
     assert_eq!(copied(false, false), (1000, Vec::new()));
 }
+
+#[test]
+fn a_thread_that_has_panicked_is_replaced() {
+    let walk = |walk: &mut SecondWalk| {
+        let registers = Registers::new(otelctx_reader::remote::Machine::own(), 0, 0).unwrap();
+        let copied = CopiedStack::of_bytes(registers, Default::default());
+        walk.left = TIMEOUT;
+        let walked = walk.walk(Arc::new(copied), Vec::new(), None);
+        walked.map(|it| it.frames.len())
+    };
+    let mut second = SecondWalk::for_only_walks();
+    // It is gone before a request.
+    let dead = || (mpsc::sync_channel(1).0, mpsc::channel().1);
+    second.walker = Some(dead());
+    assert_eq!(walk(&mut second), None);
+    assert_eq!(walk(&mut second), Some(1));
+    // It goes when it has a request.
+    let (requests, of_walker) = mpsc::sync_channel(1);
+    second.walker = Some((requests, mpsc::channel().1));
+    assert_eq!(walk(&mut second), None);
+    drop(of_walker);
+    assert_eq!(walk(&mut second), Some(1));
+    // It is gone when it is late.
+    (second.walker, second.is_behind, second.left) = (Some(dead()), true, TIMEOUT);
+    assert!(second.is_ready());
+    assert_eq!(walk(&mut second), Some(1));
+}
