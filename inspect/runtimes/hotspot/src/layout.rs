@@ -118,6 +118,8 @@ pub(crate) struct Method {
     /// Size of a `ConstantPool`: its entries follow it.
     pub(crate) constants_size: u64,
     pub(crate) holder: u64,
+    /// The constants in a class.
+    pub(crate) class_constants: u64,
     /// In the constants, or before JDK 16 in the class.
     pub(crate) source_file: SourceFile,
     pub(crate) class_name: u64,
@@ -333,6 +335,7 @@ fn method(find: &Find<'_>) -> Result<Method, RuntimeError> {
         const_method_size: find.size("ConstMethod")?,
         constants_size: find.size("ConstantPool")?,
         holder: find.at("ConstantPool", "_pool_holder")?,
+        class_constants: find.at("InstanceKlass", "_constants")?,
         source_file: in_constants
             .map(SourceFile::InConstants)
             .or_else(|| in_class().map(SourceFile::InClass))

@@ -21,19 +21,21 @@ pub(crate) struct Method {
 }
 
 impl Method {
-    /// Reads the method at an address, which may be anything.
-    pub(crate) fn read(
-        memory: &dyn Memory,
-        layout: &Layout,
-        address: u64,
-    ) -> Result<Self, MemoryError> {
+    /// Reads the method at an address, which may be anything. `None` if it leads to no class, or that has other constants.
+    pub(crate) fn read(memory: &dyn Memory, layout: &Layout, address: u64) -> Option<Self> {
         let of = &layout.method;
-        let constant = memory.read_u64(address.wrapping_add(of.const_method))?;
-        let is_native = read_int(memory, address, of.access)? & NATIVE != 0;
-        let constant = Object::read(memory, constant, of.const_method_size)?;
+        let word = |address: u64, offset: u64| memory.read_u64(address.wrapping_add(offset)).ok();
+        let constant = word(address, of.const_method)?;
+        let is_native = read_int(memory, address, of.access).ok()? & NATIVE != 0;
+        let constant = Object::read(memory, constant, of.const_method_size).ok()?;
+        let constants = constant.word(of.constants);
+        let class = word(constants, of.holder)?;
+        if word(class, of.class_constants)? != constants {
+            return None;
+        }
         let start = constant.address.wrapping_add(of.const_method_size);
         let code = (start, start.wrapping_add(constant.int(of.code_size)));
-        Ok(Self {
+        Some(Self {
             address,
             is_native,
             constant,

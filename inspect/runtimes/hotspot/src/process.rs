@@ -80,7 +80,7 @@ impl HotSpotProcess {
         address: u64,
         expected: Option<MethodIdentity>,
     ) -> Option<Arc<MethodNames>> {
-        let method = Method::read(memory, &self.layout, address).ok()?;
+        let method = Method::read(memory, &self.layout, address)?;
         let identity = || {
             method
                 .identity(memory, &self.layout, code.class_number)

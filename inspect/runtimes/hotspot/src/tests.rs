@@ -26,12 +26,15 @@ const SCOPES: u64 = BLOB + 0x180;
 /// The return address of the stub that calls Java, and its blob.
 const STUB: u64 = CODE + 0x800 + 16;
 const CALL_STUB_RETURN: u64 = STUB + 0x210;
+/// The interpreter's blob.
+const INTERPRETER: u64 = CODE + 0xc00 + 16;
 /// DWARF's numbers.
 const RSP: u8 = 7;
 const RBP: u8 = 6;
+const R13: u8 = 13;
 
 /// Fields of the tables: type, name, offset and size. Static ones are at [`STATICS`] and this offset.
-const FIELDS: [(&str, &str, u64, u8); 43] = [
+const FIELDS: [(&str, &str, u64, u8); 44] = [
     ("CodeHeap", "_memory", 0, 8),
     ("CodeHeap", "_segmap", 0x40, 8),
     ("CodeHeap", "_log2_segment_size", 0x80, 4),
@@ -63,6 +66,7 @@ const FIELDS: [(&str, &str, u64, u8); 43] = [
     ("ConstMethod", "_method_idnum", 26, 2),
     ("ConstantPool", "_pool_holder", 8, 8),
     ("ConstantPool", "_source_file_name_index", 16, 2),
+    ("InstanceKlass", "_constants", 24, 8),
     ("Klass", "_name", 8, 8),
     ("Klass", "_next_link", 16, 8),
     ("ClassLoaderData", "_klasses", 0, 8),
@@ -172,7 +176,7 @@ impl Machine {
         self.put(constant + 40, &[7, 2 << 3 | 1, 3 << 3 | 1, 0]);
         self.put(constant + 44, &[0; 20]);
         self.put_u64(pool, &[0, class, 2, 0, 0, at + 0x400, at + 0x500, 0]);
-        self.put_u64(class, &[0, at + 0x600, 0, 0, 0, 0, 0, 0]);
+        self.put_u64(class, &[0, at + 0x600, 0, pool, 0, 0, 0, 0]);
         self.put_symbol(at + 0x400, name);
         self.put_symbol(at + 0x500, "Cart.java");
         self.put_symbol(at + 0x600, "shop/Cart");
@@ -190,6 +194,7 @@ fn machine() -> Machine {
     it.put(TEXT, b"17.0.1\0");
     it.put(TEXT + 0x40, b"nmethod\0");
     it.put(TEXT + 0x80, b"StubRoutines (1)\0");
+    it.put(TEXT + 0xc0, b"Interpreter\0");
     // One heap.
     it.put_u32(HEAP_LIST, &[1, 0]);
     it.put_u64(HEAP_LIST + 8, &[HEAP_LIST + 0x10, HEAP_LIST + 0x100]);
@@ -202,6 +207,7 @@ fn machine() -> Machine {
     it.put(SEGMENTS, &[0xff; 0x10]);
     it.put_blob(BLOB, TEXT + 0x40, 4, 1..5);
     it.put_blob(STUB, TEXT + 0x80, 0, 8..12);
+    it.put_blob(INTERPRETER, TEXT + 0xc0, 0, 12..16);
     it.put_method(METADATA, "total");
     it.put_method(METADATA + 0x1000, "price");
     // Compilation 42. Its places are at 0x100, its scopes at 0x180, its methods at 0x140.
@@ -280,6 +286,66 @@ fn a_compiled_frame_has_its_size_and_its_inlined_methods() {
         (Some(STACK + 80), Some(7))
     );
     assert_eq!(frames, ["StubRoutines::call_stub :0"]);
+}
+
+#[test]
+fn an_interpreted_method_is_one_of_its_class_with_a_place_in_its_bytecode() {
+    const BYTECODE: u64 = METADATA + 0x120;
+    const BEHIND: u64 = BYTECODE + 8;
+    let mut machine = machine();
+    let put_frame = |machine: &mut Machine, bytecode: u64| {
+        let sender = STACK + 80;
+        let slots = [
+            bytecode,
+            0,
+            0,
+            0,
+            0,
+            METADATA,
+            0,
+            sender,
+            7,
+            CALL_STUB_RETURN,
+        ];
+        machine.put_u64(STACK, &slots);
+    };
+    let mut frame = registers(INTERPRETER + 0x240, STACK + 64);
+    let frames = |machine: &Machine, frame: &FrameRegisters, is_innermost: bool| {
+        let (found, frames) = step(machine, frame, is_innermost);
+        let caller = found.map(|it| (it.caller.instruction_pointer, it.caller.get(RSP)));
+        let caller = caller.map_err(|error| error.to_string());
+        caller.map(|caller| (caller, frames))
+    };
+    let total = |line: u32| {
+        let method = format!("shop.Cart.total Cart.java:{line}");
+        Ok(((CALL_STUB_RETURN, Some(STACK + 80)), vec![method]))
+    };
+    let none = |what: &str| Err(format!("generated code: no {what} in the interpreter"));
+    put_frame(&mut machine, BYTECODE + 2);
+    assert_eq!(frames(&machine, &frame, false), total(8));
+    // The register has the newest place, of the innermost frame alone.
+    frame.set(R13, BYTECODE + 7);
+    assert_eq!(frames(&machine, &frame, true), total(9));
+    assert_eq!(frames(&machine, &frame, false), total(8));
+    put_frame(&mut machine, BEHIND);
+    assert_eq!(frames(&machine, &frame, true), total(9));
+    assert_eq!(frames(&machine, &frame, false), none("place in the method"));
+    frame.set(R13, BYTECODE - 1);
+    assert_eq!(frames(&machine, &frame, true), none("place in the method"));
+    // A native method has no bytecode.
+    machine.put_u32(METADATA + 16, &[0x100]);
+    assert_eq!(frames(&machine, &frame, true), total(0));
+    // Another class, or one with other constants.
+    let (of_class, of_constants) = (METADATA + 0x318, METADATA + 0x208);
+    for (at, word) in [
+        (of_class, METADATA + 0x208),
+        (of_constants, METADATA + 0x1300),
+    ] {
+        let mut lying = self::machine();
+        put_frame(&mut lying, BYTECODE);
+        lying.put_u64(at, &[word]);
+        assert_eq!(frames(&lying, &frame, false), none("method"));
+    }
 }
 
 #[test]

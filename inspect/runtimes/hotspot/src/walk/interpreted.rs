@@ -121,13 +121,17 @@ impl Step<'_> {
         let slot = |slot: i64| self.word(frame_pointer.wrapping_add_signed(8 * slot));
         let layout = &self.of.layout;
         let method = Method::read(self.memory, layout, slot(METHOD)?);
-        let method =
-            method.map_err(|_| GeneratedEnd::Unexpected("no method in the interpreter"))?;
+        let method = method.ok_or(GeneratedEnd::Unexpected("no method in the interpreter"))?;
         let saved = slot(layout.interpreter.bytecode_slot)?;
         // The register has the newest position, unless the code uses it for something else.
         let current = self.frame.get(R13).filter(|_| self.is_innermost);
         let position = current.and_then(|current| method.position(current));
         let position = position.or_else(|| method.position(saved));
+        if position.is_none() && !method.is_native {
+            return Err(GeneratedEnd::Unexpected(
+                "no place in the method in the interpreter",
+            ));
+        }
         let mut caller = FrameRegisters::new(slot(1)?);
         if !self.of.cache.contains(caller.instruction_pointer) {
             return Err(GeneratedEnd::Unexpected(
@@ -148,7 +152,7 @@ impl Step<'_> {
         let (sp, frame_pointer) = (self.sp, self.frame_pointer()?);
         let registers = self.frame.get(RBX).zip(self.frame.get(R13));
         let (address, sender) = registers.ok_or(GeneratedEnd::UnknownRegister)?;
-        let Ok(method) = Method::read(self.memory, &self.of.layout, address) else {
+        let Some(method) = Method::read(self.memory, &self.of.layout, address) else {
             return Ok(None);
         };
         let word = |address: u64| self.memory.read_u64(address).ok();
