@@ -28,7 +28,7 @@ const BARRIER: &str = "StubRoutines::cont_returnBarrier";
 #[derive(Debug)]
 pub(crate) struct HotSpotProcess {
     layout: Arc<Layout>,
-    /// `None` until the virtual machine has made its heaps of code.
+    /// `None` until the virtual machine has made its heaps of code. Read again until it has started.
     code: Mutex<Option<Arc<HotSpotCode>>>,
     known: Mutex<Known>,
 }
@@ -49,27 +49,56 @@ impl HotSpotProcess {
         }
     }
 
+    /// The code as it was read last.
     fn code(&self, target: &dyn Target) -> Option<Arc<HotSpotCode>> {
+        let known = self.code.lock().unwrap_or_else(PoisonError::into_inner);
+        let code = known.clone();
+        drop(known);
+        code.or_else(|| self.newest_code(target))
+    }
+
+    /// Reads the code, or the parts of it that may have been read while the virtual machine started.
+    fn newest_code(&self, target: &dyn Target) -> Option<Arc<HotSpotCode>> {
         let mut code = self.code.lock().unwrap_or_else(PoisonError::into_inner);
-        if code.is_none() && target.machine() == Machine::X86_64 {
-            *code = self.read_code(target).ok().flatten();
+        let known = code.as_deref();
+        let new = match known.filter(|known| known.is_settled) {
+            Some(known) if known.class_number.is_some() => None,
+            // It has read few classes, or its build has no numbers.
+            Some(known) => find_class_number(target, &self.layout).map(|number| HotSpotCode {
+                class_number: Some(number),
+                ..known.clone()
+            }),
+            None if target.machine() == Machine::X86_64 => {
+                let new = self.read_code(target).ok().flatten();
+                // The interpreter's code is generated piece by piece.
+                new.map(|new| HotSpotCode {
+                    is_settled: known
+                        .is_some_and(|known| new.codelets.are_settled(&known.codelets)),
+                    ..new
+                })
+            }
+            None => None,
+        };
+        if let Some(new) = new {
+            *code = Some(Arc::new(new));
         }
         code.clone()
     }
 
-    fn read_code(&self, target: &dyn Target) -> Result<Option<Arc<HotSpotCode>>, MemoryError> {
+    fn read_code(&self, target: &dyn Target) -> Result<Option<HotSpotCode>, MemoryError> {
         let (memory, layout): (&dyn Memory, _) = (target, &self.layout);
         let call_stub_return = memory.read_u64(layout.call_stub_return)?;
         let Some(cache) = CodeCache::read(memory, layout)?.filter(|_| call_stub_return != 0) else {
             return Ok(None);
         };
-        Ok(Some(Arc::new(HotSpotCode {
+        Ok(Some(HotSpotCode {
             layout: layout.clone(),
             cache: Arc::new(cache),
             call_stub_return,
             codelets: Codelets::read(memory, &layout.interpreter)?,
             class_number: find_class_number(memory, layout),
-        })))
+            is_settled: false,
+        }))
     }
 
     /// The names of a method, if those are of the method with this identity.
@@ -199,7 +228,7 @@ impl RuntimeProcess for HotSpotProcess {
     }
 
     fn generated(&self, target: &dyn Target) -> Option<Arc<dyn GeneratedCode>> {
-        Some(self.code(target)?)
+        Some(self.newest_code(target)?)
     }
 
     fn frames(&self, target: &dyn Target, _: u64, record: &FrameRecord) -> Arc<[Frame]> {

@@ -30,6 +30,7 @@ const CALL_STUB_RETURN: u64 = STUB + 0x210;
 const INTERPRETER: u64 = CODE + 0xc00 + 16;
 /// DWARF's numbers.
 const RSP: u8 = 7;
+const RBX: u8 = 3;
 const RBP: u8 = 6;
 const R13: u8 = 13;
 
@@ -346,6 +347,50 @@ fn an_interpreted_method_is_one_of_its_class_with_a_place_in_its_bytecode() {
         lying.put_u64(at, &[word]);
         assert_eq!(frames(&lying, &frame, false), none("method"));
     }
+}
+
+#[test]
+fn a_virtual_machine_that_starts_is_read_again() {
+    const QUEUE: u64 = HEAP_LIST + 0x400;
+    const ENTRY: u64 = INTERPRETER + 0x200;
+    const NUMBER: u64 = 5;
+    let mut machine = machine();
+    machine.put_u64(STACK, &[CALL_STUB_RETURN, 0]);
+    let mut frame = registers(ENTRY + 0x20, 0);
+    (frame.set(RBX, METADATA), frame.set(R13, STACK + 80));
+    let process = process(&machine);
+    // The identity of the class in the record of a method that is entered.
+    let class = |machine: &Machine| {
+        let code = process.generated(&machine.0).unwrap();
+        let found = code.step(&machine.0, &frame, true).unwrap();
+        found.record.map(|record| record.0[2])
+    };
+    // No code of the interpreter, one piece, then the entry, and the numbers of classes.
+    assert_eq!(class(&machine), None);
+    machine.put(TEXT + 0x100, b"method entry point (kind = zerolocals)\0");
+    machine.put_u64(ENTRY, &[0x10, TEXT + 0x40]);
+    machine.put_u64(ENTRY + 0x10, &[0x40, TEXT + 0x100]);
+    machine.put_u64(QUEUE, &[ENTRY]);
+    machine.put_u32(QUEUE + 8, &[0, 1]);
+    assert_eq!(class(&machine), None);
+    machine.put_u32(QUEUE + 12, &[2]);
+    assert_eq!(class(&machine), Some(METADATA + 0x300));
+    assert_eq!(class(&machine), Some(METADATA + 0x300));
+    let classes: Vec<u64> = (0..20)
+        .map(|index| METADATA + 0x2000 + 0x40 * index)
+        .collect();
+    for (index, class) in (0..).zip(&classes) {
+        let next = classes.get(index + 1).copied().unwrap_or_default();
+        let number = (index as u64 + 10) << 16;
+        machine.put_u64(*class, &[0, 0, next, 0, number, 0, 0, 0]);
+    }
+    machine.put_u64(METADATA + 0x320, &[NUMBER << 16]);
+    machine.put_u64(METADATA + 0x700, &[classes[0], 0]);
+    machine.put_u64(STATICS + 40, &[METADATA + 0x700]);
+    assert_eq!(class(&machine), Some(NUMBER));
+    // It has started: its pieces are not read again.
+    machine.put_u32(QUEUE + 12, &[0]);
+    assert_eq!(class(&machine), Some(NUMBER));
 }
 
 #[test]

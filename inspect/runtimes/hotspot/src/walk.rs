@@ -35,7 +35,7 @@ const MAX_STUB_FRAME: u64 = 512;
 const MAX_MOVED: u64 = 4096;
 
 /// Walks the stacks of one process.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct HotSpotCode {
     pub(crate) layout: Arc<Layout>,
     pub(crate) cache: Arc<CodeCache>,
@@ -44,6 +44,8 @@ pub(crate) struct HotSpotCode {
     pub(crate) codelets: Codelets,
     /// The offset of the number of a class, if it is known.
     pub(crate) class_number: Option<u64>,
+    /// The interpreter has generated all of its code.
+    pub(crate) is_settled: bool,
 }
 
 /// A frame whose caller is to be found.

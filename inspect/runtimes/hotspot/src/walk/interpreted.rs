@@ -20,8 +20,10 @@ const MAX_NEW_FRAME: u64 = 0x800;
 const MAX_CODELETS: u64 = 4096;
 
 /// The code in which the interpreter enters a method, and makes its frame.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Codelets {
+    /// Number of all pieces of the interpreter's code.
+    stubs: u64,
     /// Sorted addresses.
     entries: Vec<(u64, u64)>,
 }
@@ -33,8 +35,8 @@ impl Codelets {
         let mut at = memory
             .read_u64(queue.wrapping_add(of.buffer))?
             .wrapping_add(number(of.queue_start)?);
-        let mut entries = Vec::new();
-        for _ in 0..number(of.stubs)?.min(MAX_CODELETS) {
+        let (mut entries, stubs) = (Vec::new(), number(of.stubs)?);
+        for _ in 0..stubs.min(MAX_CODELETS) {
             let size = read_int(memory, at, of.stub_size)?;
             let name = memory.read_u64(at.wrapping_add(of.stub_description))?;
             let end = at.wrapping_add(size);
@@ -46,7 +48,12 @@ impl Codelets {
             }
             at = end;
         }
-        Ok(Self { entries })
+        Ok(Self { stubs, entries })
+    }
+
+    /// Returns true if there were as many pieces when they were read `before`.
+    pub(crate) fn are_settled(&self, before: &Self) -> bool {
+        self.stubs != 0 && self.stubs == before.stubs
     }
 
     fn is_entry(&self, address: u64) -> bool {
