@@ -161,18 +161,20 @@ pub(crate) struct Classes {
 struct Find<'t>(&'t Tables);
 
 impl Find<'_> {
-    /// The field, if it is there, and its offset is one of a structure.
+    /// The member, if it is there, and its offset is one of a structure.
     fn known(&self, of: &str, name: &str) -> Option<Field> {
         let field = self.0.field(of, name);
-        field.filter(|field| field.is_static || field.at <= MAX_OFFSET)
+        field.filter(|field| !field.is_static && field.at <= MAX_OFFSET)
+    }
+
+    /// The address of a static field.
+    fn variable(&self, of: &str, name: &str) -> Result<u64, RuntimeError> {
+        let field = self.0.field(of, name).filter(|field| field.is_static);
+        field.map(|field| field.at).ok_or_else(|| missing(of, name))
     }
 
     fn field(&self, of: &str, name: &str) -> Result<Field, RuntimeError> {
-        self.known(of, name).ok_or_else(|| {
-            RuntimeError::new(format!(
-                "HotSpot's tables have no {of}::{name}: its version is not supported"
-            ))
-        })
+        self.known(of, name).ok_or_else(|| missing(of, name))
     }
 
     /// The first of several that is there.
@@ -201,12 +203,18 @@ impl Find<'_> {
     }
 }
 
+fn missing(of: &str, name: &str) -> RuntimeError {
+    RuntimeError::new(format!(
+        "HotSpot's tables have no {of}::{name}: its version is not supported"
+    ))
+}
+
 impl Layout {
     /// # Errors
     /// If a field is missing, or the virtual machine's version cannot be read.
     pub(crate) fn new(target: &dyn Target, tables: &Tables) -> Result<Self, RuntimeError> {
         let find = Find(tables);
-        let version = |name: &str| find.at("Abstract_VM_Version", name);
+        let version = |name: &str| find.variable("Abstract_VM_Version", name);
         let is_8 = tables.field("CodeCache", "_heaps").is_none();
         let major = match is_8 {
             true => 8,
@@ -223,7 +231,7 @@ impl Layout {
             nmethod: nmethod(&find)?,
             method: method(&find)?,
             interpreter: interpreter(&find, is_8)?,
-            call_stub_return: find.at("StubRoutines", "_call_stub_return_address")?,
+            call_stub_return: find.variable("StubRoutines", "_call_stub_return_address")?,
             classes: classes(&find).ok(),
         })
     }
@@ -235,13 +243,13 @@ impl Layout {
 }
 
 fn heaps(find: &Find<'_>) -> Result<Heaps, RuntimeError> {
-    if let Some(heaps) = find.known("CodeCache", "_heaps") {
+    if let Ok(heaps) = find.variable("CodeCache", "_heaps") {
         let arrays = ["GrowableArrayBase", "GenericGrowableArray"];
         let length = find.any(&arrays, "_len")?;
         let data = find.at("GrowableArray<int>", "_data")?;
-        return Ok(Heaps::Array(heaps.at, length, data));
+        return Ok(Heaps::Array(heaps, length, data));
     }
-    find.at("CodeCache", "_heap").map(Heaps::One)
+    find.variable("CodeCache", "_heap").map(Heaps::One)
 }
 
 fn heap(find: &Find<'_>) -> Result<CodeHeap, RuntimeError> {
@@ -353,7 +361,7 @@ fn method(find: &Find<'_>) -> Result<Method, RuntimeError> {
 fn interpreter(find: &Find<'_>, is_8: bool) -> Result<Interpreter, RuntimeError> {
     let queue = |name| find.field("StubQueue", name);
     Ok(Interpreter {
-        code: find.at("AbstractInterpreter", "_code")?,
+        code: find.variable("AbstractInterpreter", "_code")?,
         buffer: queue("_stub_buffer")?.at,
         queue_start: queue("_queue_begin")?,
         stubs: queue("_number_of_stubs")?,
@@ -369,7 +377,7 @@ fn interpreter(find: &Find<'_>, is_8: bool) -> Result<Interpreter, RuntimeError>
 
 fn classes(find: &Find<'_>) -> Result<Classes, RuntimeError> {
     Ok(Classes {
-        first_loader: find.at("ClassLoaderDataGraph", "_head")?,
+        first_loader: find.variable("ClassLoaderDataGraph", "_head")?,
         next_loader: find.at("ClassLoaderData", "_next")?,
         first: find.at("ClassLoaderData", "_klasses")?,
         next: find.at("Klass", "_next_link")?,

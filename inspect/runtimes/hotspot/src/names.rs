@@ -36,7 +36,9 @@ impl MethodNames {
         let pool = method.constants(layout);
         let holder = memory.read_u64(pool.wrapping_add(of.holder))?;
         let constant = |index: u64| -> Result<String, MemoryError> {
-            let place = pool.wrapping_add(of.constants_size).wrapping_add(8 * index);
+            let place = pool
+                .wrapping_add(of.constants_size)
+                .wrapping_add(index.wrapping_mul(8));
             symbol(memory, layout, memory.read_u64(place)?)
         };
         let name = constant(method.constant.int(of.name))?;
@@ -122,8 +124,12 @@ fn class_name(internal: &str) -> String {
     const LAMBDA: &str = "$$Lambda";
     let end = ADDRESSES
         .iter()
-        .filter_map(|start| internal.find(start))
-        .min();
+        .filter_map(|start| internal.rfind(start))
+        .max()
+        .filter(|at| {
+            let address = &internal.as_bytes()[at + ADDRESSES[0].len()..];
+            !address.is_empty() && address.iter().all(u8::is_ascii_hexdigit)
+        });
     let mut name = &internal[..end.unwrap_or(internal.len())];
     if let Some(start) = name.find(LAMBDA) {
         let rest = &name[start + LAMBDA.len()..];
@@ -148,7 +154,7 @@ fn lines(
     const LONG: u8 = 0xff;
     const END: u8 = 0;
     let words = method.constant.int(layout.method.const_method_words);
-    let end = method.constant.address.wrapping_add(8 * words);
+    let end = method.constant.address.wrapping_add(words.wrapping_mul(8));
     let start = method.code.1;
     let size = end.saturating_sub(start);
     let bytes = memory.read_vec(start, size, MAX_LINES)?;
@@ -190,6 +196,9 @@ mod tests {
                 "java.lang.invoke.LambdaForm$MH",
             ),
             ("Cart$$Lambdas", "Cart$$Lambdas"),
+            ("a/0xff/B", "a.0xff.B"),
+            ("a/0xff/B$$Lambda/0x00007f714815b000", "a.0xff.B$$Lambda"),
+            ("a/0x", "a.0x"),
             ("[I", "[I"),
             ("", ""),
         ] {

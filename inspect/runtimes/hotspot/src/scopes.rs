@@ -56,7 +56,7 @@ impl Tables {
             } => {
                 let tables = object.int(*tables);
                 let scopes = tables.wrapping_add(object.int(*scopes));
-                let relocations = object.int(*relocations).next_multiple_of(8);
+                let relocations = object.int(*relocations).wrapping_add(7) & !7;
                 Self {
                     places: tables.wrapping_add(object.int(*pcs)),
                     places_end: scopes,

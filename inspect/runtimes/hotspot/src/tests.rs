@@ -502,6 +502,30 @@ fn lies_about_methods_leave_out_their_names() {
 }
 
 #[test]
+fn fields_of_unknown_types_are_large() {
+    let names = |machine: &Machine, of: &str, name: &str| {
+        let mut tables = tables();
+        let field = tables.fields.get_mut(&(of.to_owned(), name.to_owned()));
+        field.unwrap().size = 8;
+        let process = HotSpotProcess::new(Layout::new(&machine.0, &tables).unwrap());
+        let code = process.generated(&machine.0).unwrap();
+        let found = code.step(&machine.0, &registers(BLOB_CODE + 0x40, 0), false);
+        process
+            .frames(&machine.0, 0, &found.unwrap().record.unwrap())
+            .len()
+    };
+    let mut machine = machine();
+    machine.put_u64(STACK, &[1, 2, 3, CALL_STUB_RETURN]);
+    for constant in [METADATA + 0x100, METADATA + 0x1100] {
+        machine.put(constant + 22, &[0xff; 2]);
+        machine.put(constant + 28, &[0xff; 4]);
+    }
+    for name in ["_name_index", "_constMethod_size"] {
+        assert_ne!(names(&machine, "ConstMethod", name), 0, "{name}");
+    }
+}
+
+#[test]
 fn tables_that_lack_a_field_say_which_one() {
     let machine = machine();
     for (of, name, ..) in FIELDS {
@@ -522,8 +546,12 @@ fn tables_that_lack_a_field_say_which_one() {
             is_static: false,
             size: 8,
         };
-        tables.fields.insert(key, far);
-        assert!(Layout::new(&machine.0, &tables).is_err(), "{of}::{name}");
+        let mut of_static = far;
+        of_static.is_static = true;
+        for wrong in [far, of_static] {
+            tables.fields.insert(key.clone(), wrong);
+            assert!(Layout::new(&machine.0, &tables).is_err(), "{of}::{name}");
+        }
     }
     for (name, _) in SIZES {
         for size in [None, Some(u64::MAX)] {
