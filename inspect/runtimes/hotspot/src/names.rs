@@ -7,8 +7,11 @@ use crate::compressed::Stream;
 use crate::layout::{Layout, SourceFile, read_int};
 use crate::method::Method;
 
-/// Maximum length of a name, in bytes: what a class file can have.
-const MAX_NAME: usize = 64 << 10;
+/// Maximum number of bytes kept of a name, and of a file's.
+const MAX_NAME: u64 = 512;
+const MAX_FILE: u64 = 4096;
+/// Maximum number of entries kept of a table of lines.
+const MAX_LINE_ENTRIES: usize = 64 << 10;
 /// Maximum size of a compressed table of lines, in bytes: each entry has some bytes, and a method at most 65,535 of them.
 const MAX_LINES: usize = 1 << 20;
 /// The bit of a `ConstMethod`'s flags that says that it has a table of lines.
@@ -35,15 +38,15 @@ impl MethodNames {
         let of = &layout.method;
         let pool = method.constants(layout);
         let holder = memory.read_u64(pool.wrapping_add(of.holder))?;
-        let constant = |index: u64| -> Result<String, MemoryError> {
+        let constant = |index: u64, limit: u64| -> Result<String, MemoryError> {
             let place = pool
                 .wrapping_add(of.constants_size)
                 .wrapping_add(index.wrapping_mul(8));
-            symbol(memory, layout, memory.read_u64(place)?)
+            symbol(memory, layout, memory.read_u64(place)?, limit)
         };
-        let name = constant(method.constant.int(of.name))?;
+        let name = constant(method.constant.int(of.name), MAX_NAME)?;
         let class = memory.read_u64(holder.wrapping_add(of.class_name))?;
-        let class = class_name(&symbol(memory, layout, class)?);
+        let class = class_name(&symbol(memory, layout, class, MAX_NAME)?);
         let source = match of.source_file {
             SourceFile::InConstants(field) => read_int(memory, pool, field)?,
             SourceFile::InClass(field) => read_int(memory, holder, field)?,
@@ -51,7 +54,7 @@ impl MethodNames {
         };
         let file = match source {
             0 => String::new(),
-            index => constant(index)?,
+            index => constant(index, MAX_FILE)?,
         };
         let has_lines = method.constant.int(of.flags) & HAS_LINES != 0 && !method.is_native;
         let lines = match has_lines {
@@ -64,6 +67,12 @@ impl MethodNames {
             file,
             lines,
         })
+    }
+
+    /// Its memory, in bytes.
+    pub(crate) fn memory(&self) -> usize {
+        let texts = [&self.name, &self.qualified, &self.file].map(String::len);
+        size_of::<Self>() + texts.iter().sum::<usize>() + size_of_val(&*self.lines)
     }
 
     /// The frame at a position in the bytecode.
@@ -109,10 +118,17 @@ pub(crate) fn stub(name: &str) -> NamedFrame {
     }
 }
 
-fn symbol(memory: &dyn Memory, layout: &Layout, address: u64) -> Result<String, MemoryError> {
+/// Reads a symbol, at most `limit` bytes of it.
+fn symbol(
+    memory: &dyn Memory,
+    layout: &Layout,
+    address: u64,
+    limit: u64,
+) -> Result<String, MemoryError> {
     let of = &layout.method;
-    let length = read_int(memory, address, of.symbol_length)?;
-    let bytes = memory.read_vec(address.wrapping_add(of.symbol_body), length, MAX_NAME)?;
+    let length = read_int(memory, address, of.symbol_length)?.min(limit);
+    let body = address.wrapping_add(of.symbol_body);
+    let bytes = memory.read_vec(body, length, limit as usize)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -160,7 +176,9 @@ fn lines(
     let bytes = memory.read_vec(start, size, MAX_LINES)?;
     let mut stream = Stream::new(&bytes, layout.excluded_bytes());
     let (mut position, mut line, mut lines) = (0_u32, 0_u32, Vec::new());
-    while let Some(byte) = stream.byte() {
+    while lines.len() < MAX_LINE_ENTRIES
+        && let Some(byte) = stream.byte()
+    {
         let (more, further) = match byte {
             END => break,
             LONG => match (stream.signed(), stream.signed()) {

@@ -17,9 +17,10 @@ use crate::scopes::scopes;
 use crate::walk::Codelets;
 use crate::walk::HotSpotCode;
 
-/// Maximum number of frames, and of methods, that are kept with their names; all are dropped when there are more. A frame
-/// takes some hundred bytes.
-const MAX_KNOWN: usize = 64 * 1024;
+/// Maximum memory of the names that are kept, in bytes; all are dropped when they take more.
+const MAX_MEMORY: usize = 8 << 20;
+/// Memory of an entry beside what it refers to, in bytes, with the table's own.
+const ENTRY: usize = 128;
 
 /// Names of stubs in the sources of HotSpot, which has no other ones for them.
 const CALL_STUB: &str = "StubRoutines::call_stub";
@@ -38,6 +39,21 @@ pub(crate) struct HotSpotProcess {
 struct Known {
     frames: HashMap<Record, Arc<[Frame]>>,
     methods: HashMap<(u64, MethodIdentity), Arc<MethodNames>>,
+    /// Memory of both, in bytes.
+    memory: usize,
+}
+
+impl Known {
+    /// Makes room for an entry that refers to memory of this size. Returns false if that is too much.
+    fn reserve(&mut self, memory: usize) -> bool {
+        let memory = memory.saturating_add(ENTRY);
+        if self.memory.saturating_add(memory) > MAX_MEMORY {
+            *self = Self::default();
+        }
+        let has_room = memory <= MAX_MEMORY;
+        self.memory += if has_room { memory } else { 0 };
+        has_room
+    }
 }
 
 impl HotSpotProcess {
@@ -131,11 +147,13 @@ impl HotSpotProcess {
             return None;
         }
         let names = Arc::new(names);
-        let mut known = self.known();
-        if known.methods.len() >= MAX_KNOWN {
-            known.methods.clear();
+        // Without numbers of classes, they are not found again.
+        if code.class_number.is_some() {
+            let mut known = self.known();
+            if known.reserve(names.memory()) {
+                known.methods.insert(key, names.clone());
+            }
         }
-        known.methods.insert(key, names.clone());
         Some(names)
     }
 
@@ -244,12 +262,42 @@ impl RuntimeProcess for HotSpotProcess {
         let Some(named) = self.named(target, &code, record) else {
             return unnamed();
         };
+        let memory = named.iter().map(memory_of).sum();
         let frames: Arc<[Frame]> = named.into_iter().map(Frame::from).collect();
-        let mut known = self.known();
-        if known.frames.len() >= MAX_KNOWN {
-            known.frames.clear();
+        if is_kept {
+            let mut known = self.known();
+            if known.reserve(memory) {
+                known.frames.insert(record, frames.clone());
+            }
         }
-        known.frames.insert(record, frames.clone());
         frames
+    }
+}
+
+/// The memory of a frame, in bytes.
+fn memory_of(frame: &NamedFrame) -> usize {
+    let texts = [&frame.function, &frame.qualified_name, &frame.file].map(String::len);
+    size_of::<(NamedFrame, Frame)>() + texts.iter().sum::<usize>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_are_kept_have_a_limit_in_bytes() {
+        let mut known = Known::default();
+        let half = MAX_MEMORY / 2;
+        assert!(known.reserve(half - ENTRY) && known.reserve(half - ENTRY));
+        assert_eq!(known.memory, MAX_MEMORY);
+        let record = Record::Stub {
+            blob: 1,
+            is_entry: false,
+        };
+        known.frames.insert(record, [].into());
+        assert!(known.reserve(0));
+        assert_eq!((known.memory, known.frames.len()), (ENTRY, 0));
+        assert!(!known.reserve(MAX_MEMORY) && !known.reserve(usize::MAX));
+        assert_eq!(known.memory, 0);
     }
 }

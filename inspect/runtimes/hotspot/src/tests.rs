@@ -526,6 +526,25 @@ fn fields_of_unknown_types_are_large() {
 }
 
 #[test]
+fn long_names_are_cut() {
+    let mut machine = machine();
+    machine.put_u64(STACK, &[1, 2, 3, CALL_STUB_RETURN]);
+    let long = |length: usize| "x".repeat(length);
+    // Each has memory of its own.
+    for (at, length, pointer) in [
+        (METADATA + 0x4000, 600, METADATA + 0x1228),
+        (METADATA + 0x5000, 5000, METADATA + 0x1230),
+        (METADATA + 0x7000, 600, METADATA + 0x1308),
+    ] {
+        machine.put_symbol(at, &long(length));
+        machine.put_u64(pointer, &[at]);
+    }
+    let (_, frames) = step(&machine, &registers(BLOB_CODE + 0x40, 0), false);
+    let expected = format!("{}.{} {}:8", long(512), long(512), long(4096));
+    assert_eq!(frames[0], expected);
+}
+
+#[test]
 fn tables_that_lack_a_field_say_which_one() {
     let machine = machine();
     for (of, name, ..) in FIELDS {
