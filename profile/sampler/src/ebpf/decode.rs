@@ -178,9 +178,10 @@ impl Decoder<'_> {
 
     /// Returns the walkers of generated code of a process. Notes which code they walk now: a runtime may have just begun.
     fn walkers(&mut self, pid: i32) -> Option<Arc<LiveWalkers>> {
-        let walkers = self.processes.walkers(pid)?;
-        self.unwinding.set_walked(pid, walkers.walkers.ranges());
-        Some(walkers)
+        let walkers = self.processes.walkers(pid);
+        let ranges = walkers.as_ref().map(|it| it.walkers.ranges());
+        self.unwinding.set_walked(pid, ranges.unwrap_or_default());
+        walkers
     }
 
     /// Cuts a stack at its first frame in generated code that only its runtime can walk. Returns true if there is one.

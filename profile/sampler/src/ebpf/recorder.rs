@@ -262,10 +262,10 @@ impl Recorder {
 
     /// Passes on which code runtimes of a process walk: its stacks are copied.
     fn note_walkers(&mut self, pid: i32) {
-        if let Some(walkers) = self.processes.walkers(pid) {
-            let ranges = walkers.walkers.ranges();
-            self.loaded.unwinding.set_walked(pid, ranges);
-        }
+        let walkers = self.processes.walkers(pid);
+        let ranges = walkers.map(|it| it.walkers.ranges());
+        let ranges = ranges.unwrap_or_default();
+        self.loaded.unwinding.set_walked(pid, ranges);
     }
 
     fn forked(&mut self, head: &EventHead) {

@@ -179,6 +179,9 @@ impl Unwinding {
 
     /// Sets the addresses of code that runtimes of a process walk, in ascending order.
     pub(super) fn set_walked(&mut self, pid: i32, walked: Vec<Range<u64>>) {
+        if walked.is_empty() && !self.processes.contains_key(&pid) {
+            return;
+        }
         let entry = self.processes.entry(pid);
         let entry = entry.or_insert_with(|| ProcessMappings::new(Instant::now()));
         if entry.walked == walked {
