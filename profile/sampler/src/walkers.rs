@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use otelctx_reader::remote::{LiveProcess, Memory, MemoryError, Process, ProcessMemory};
 use otelctx_reader::runtime::{GeneratedWalkers, Present};
-use otelctx_sample::Frame;
+use otelctx_sample::{Frame, StackEnd};
 use otelctx_track::TrackedProcess;
 
 use crate::user_stack;
@@ -80,10 +80,11 @@ impl LiveWalkers {
         known.at(pointer).unwrap_or(unknown)
     }
 
-    /// Converts the frames of a walk, innermost first. Those in generated code have their functions.
-    pub(crate) fn frames(&self, found: &[otelctx_unwind::Frame]) -> Vec<Frame> {
+    /// Converts the frames of a walk, innermost first. Those in generated code have their functions: see
+    /// [`user_stack::frames`] for `end`.
+    pub(crate) fn frames(&self, found: &[otelctx_unwind::Frame], end: &mut StackEnd) -> Vec<Frame> {
         let target = LiveProcess::new(&self.process, &self.memory);
-        user_stack::frames(found, &|address, found| {
+        user_stack::frames(found, end, &|address, found| {
             let (walker, record) = (found.walker, &found.record);
             self.walkers.frames(&target, walker, address, record)
         })

@@ -47,13 +47,13 @@ pub(super) fn walk(
     let (mut found, limit) = (Vec::new(), otelctx_unwind::MAX_FRAMES);
     let generated = walkers.map_or(&[][..], |it| it.walkers.walkers());
     let end = walk_generated(&registers, code, generated, memory, limit, &mut found);
-    let end = user_stack::stack_end(end);
+    let mut end = user_stack::stack_end(end);
     // The code may be newer than the code map.
     let copied = (end == StackEnd::NotExecutable).then(copy).flatten();
     Stack {
         frames: match walkers {
-            Some(walkers) => walkers.frames(&found),
-            None => user_stack::frames(&found, &|_, _| Arc::default()),
+            Some(walkers) => walkers.frames(&found, &mut end),
+            None => user_stack::frames(&found, &mut end, &|_, _| Arc::default()),
         },
         end: Some(end),
         copied,

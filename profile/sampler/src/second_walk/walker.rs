@@ -133,7 +133,7 @@ impl Walker {
             let mut unknown = unknown.iter();
             unknown.any(|(start, end)| (*start..*end).contains(&called))
         };
-        let end = user_stack::stack_end(end);
+        let mut end = user_stack::stack_end(end);
         // Else it is longer than the copy, or goes on on another stack.
         let is_walked = |frame: &otelctx_unwind::Frame| {
             let called = frame.address.wrapping_sub(frame.is_caller.into());
@@ -158,8 +158,8 @@ impl Walker {
         let stack_words = memory.stack_words.into_inner();
         is_usable.then(|| Walked {
             frames: match walkers {
-                Some(walkers) => walkers.frames(&found).into(),
-                None => user_stack::frames(&found, &|_, _| Arc::default()).into(),
+                Some(walkers) => walkers.frames(&found, &mut end).into(),
+                None => user_stack::frames(&found, &mut end, &|_, _| Arc::default()).into(),
             },
             end,
             stack_words: stack_words.filter(|_| is_in_files),
