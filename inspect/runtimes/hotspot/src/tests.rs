@@ -357,7 +357,8 @@ fn a_virtual_machine_that_starts_is_read_again() {
     let mut machine = machine();
     machine.put_u64(STACK, &[CALL_STUB_RETURN, 0]);
     let mut frame = registers(ENTRY + 0x20, 0);
-    (frame.set(RBX, METADATA), frame.set(R13, STACK + 80));
+    frame.set(RBX, METADATA);
+    frame.set(R13, STACK + 80);
     let process = process(&machine);
     // The identity of the class in the record of a method that is entered.
     let class = |machine: &Machine| {
