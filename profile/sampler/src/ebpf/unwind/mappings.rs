@@ -304,6 +304,14 @@ mod tests {
             walked(0x7000, 0xa000),
         ];
         assert_eq!(with_walked(mappings, &ranges), expected);
+        // Ranges without an entry cut no mapping.
+        let all = code(0x1000, 0x10_0000, 7);
+        let ranges: Vec<_> = (2..200_u64)
+            .map(|it| 0x1000 * it..0x1000 * it + 8)
+            .collect();
+        let list = with_walked(vec![all], &ranges);
+        assert_eq!(list.len(), 2 * MAX_WALKED + 1);
+        assert_eq!(list.last(), Some(&code(0x1000 * 65 + 8, 0x10_0000, 7)));
     }
 
     #[test]
