@@ -1,7 +1,7 @@
 //! Leaves out attributes: of contexts and of resources, for every format and for a collector.
 
 use otelctx_profile::Recording;
-use otelctx_profile::sample::Found;
+use otelctx_profile::sample::format::record::DecodedContext;
 use serde::Serialize;
 
 use crate::command::help;
@@ -43,18 +43,12 @@ impl AttributeFilter {
         if self.keep.is_empty() && self.drop.is_empty() {
             return dropped;
         }
-        let mut lost = Vec::new();
-        let ids = part.catalog.map_contexts(|context| {
+        let keep = |context: &mut DecodedContext| {
             let all = context.attributes.len();
             context.attributes.retain(|(name, _)| self.keeps(name));
-            lost.push(all - context.attributes.len());
-        });
-        for sample in &mut part.samples {
-            if let Found::Attached(id) = &mut sample.found {
-                dropped.samples += lost[id.index()];
-                *id = ids[id.index()];
-            }
-        }
+            all - context.attributes.len()
+        };
+        part.change_contexts(keep, |lost| dropped.samples += lost);
         let processes: Vec<_> = part.catalog.processes().map(|(id, _)| id).collect();
         for id in processes {
             let resource = &mut part.catalog.process_mut(id).resource;

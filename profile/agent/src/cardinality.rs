@@ -8,7 +8,7 @@ use std::hash::BuildHasher as _;
 
 use foldhash::fast::RandomState;
 use otelctx_profile::Recording;
-use otelctx_profile::sample::Found;
+use otelctx_profile::sample::format::record::DecodedContext;
 
 /// The value that stands for all further values of an attribute.
 pub const OTHER: &str = "(other)";
@@ -78,8 +78,8 @@ impl Cardinality {
     /// Replaces values, and removes attributes, that exceed a limit.
     pub fn apply(&mut self, part: &mut Recording) -> Limited {
         self.begin(part.clock.end);
-        let mut replaced = Vec::new();
-        let ids = part.catalog.map_contexts(|context| {
+        let mut all = Limited::default();
+        let limit = |context: &mut DecodedContext| {
             let mut limited = Limited::default();
             context.attributes.retain_mut(|(name, value)| {
                 let place = self.place(name, value);
@@ -94,17 +94,12 @@ impl Cardinality {
                 }
                 place != Place::OtherName
             });
-            replaced.push(limited);
+            limited
+        };
+        part.change_contexts(limit, |limited| {
+            all.values += limited.values;
+            all.attributes += limited.attributes;
         });
-        let mut all = Limited::default();
-        for sample in &mut part.samples {
-            if let Found::Attached(id) = &mut sample.found {
-                let limited = replaced[id.index()];
-                all.values += limited.values;
-                all.attributes += limited.attributes;
-                *id = ids[id.index()];
-            }
-        }
         all
     }
 
@@ -171,7 +166,7 @@ mod tests {
 
     use otelctx_profile::Clock;
     use otelctx_profile::sample::format::record::DecodedContext;
-    use otelctx_profile::sample::{Catalog, Counts, Event, ProcessFacts, Sample};
+    use otelctx_profile::sample::{Catalog, Counts, Event, Found, ProcessFacts, Sample};
 
     use super::*;
 

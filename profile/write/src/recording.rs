@@ -2,7 +2,8 @@
 
 use std::num::NonZeroU64;
 
-use otelctx_sample::{Catalog, Counts, Sample};
+use otelctx_sample::format::record::DecodedContext;
+use otelctx_sample::{Catalog, Counts, Found, Sample};
 
 /// The result of recording.
 #[derive(Debug)]
@@ -17,6 +18,26 @@ pub struct Recording {
     pub period: NonZeroU64,
     /// The counters.
     pub counts: Counts,
+}
+
+impl Recording {
+    /// Changes each context, once. Calls `add` for each sample with a context, with what `change` has returned for that.
+    pub fn change_contexts<T>(
+        &mut self,
+        mut change: impl FnMut(&mut DecodedContext) -> T,
+        mut add: impl FnMut(&T),
+    ) {
+        let mut changes = Vec::new();
+        let ids = self
+            .catalog
+            .map_contexts(|context| changes.push(change(context)));
+        for sample in &mut self.samples {
+            if let Found::Attached(id) = &mut sample.found {
+                add(&changes[id.index()]);
+                *id = ids[id.index()];
+            }
+        }
+    }
 }
 
 /// The time that a recording spans, with the relation of its clock to calendar time.
