@@ -1,4 +1,4 @@
-//! What is known of a Go program by its file.
+//! Facts about a Go program, by its file.
 
 use std::ops::Range;
 

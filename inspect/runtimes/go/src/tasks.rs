@@ -54,7 +54,7 @@ pub(crate) struct Goroutines {
     list: OnceLock<Option<u64>>,
 }
 
-/// What is read of one process at one time.
+/// One process while it is read.
 struct Reading<'a> {
     goroutines: &'a Goroutines,
     target: &'a dyn Target,
@@ -68,7 +68,7 @@ struct Reading<'a> {
     stack_frames: usize,
 }
 
-/// What is known of an instruction.
+/// An instruction: its function, and the frame there.
 #[derive(Clone)]
 struct Place {
     frame: Arc<NamedFrame>,

@@ -17,7 +17,7 @@ const MAX_LINES: usize = 1 << 20;
 /// The bit of a `ConstMethod`'s flags that says that it has a table of lines.
 const HAS_LINES: u64 = 1;
 
-/// What is known of a method, for frames at any of its places.
+/// The texts and lines of a method, for frames at any of its places.
 #[derive(Debug)]
 pub(crate) struct MethodNames {
     /// `checkout`

@@ -72,7 +72,7 @@ struct Kept {
 }
 
 impl Scripts {
-    /// `work` limits what is read of the process.
+    /// `work` limits the reads of the process.
     pub(crate) fn new(work: Arc<Work>) -> Self {
         Self {
             kept: Mutex::default(),

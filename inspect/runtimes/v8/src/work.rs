@@ -1,4 +1,4 @@
-//! The limit on what is read of one process: it could otherwise keep the reader from reading others.
+//! The limit on reads of one process: it could otherwise keep the reader from reading others.
 
 use std::cell::Cell;
 use std::sync::{Mutex, PoisonError};

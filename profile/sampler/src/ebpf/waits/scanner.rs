@@ -182,7 +182,7 @@ impl Scanner {
             self.shared.period.store(period, Ordering::Relaxed);
             self.shared.threads.store(seen, Ordering::Relaxed);
         }
-        // What is known of waits that go on.
+        // Facts about waits that go on.
         self.scan(0, true, &mut last);
     }
 
