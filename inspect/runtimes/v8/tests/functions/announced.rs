@@ -26,6 +26,8 @@ pub(crate) struct Tally {
     pub(crate) whole: usize,
     pub(crate) compared: usize,
     pub(crate) unnamed: usize,
+    /// Unnamed functions that have called another.
+    pub(crate) unnamed_callers: usize,
     pub(crate) wrong: usize,
 }
 
@@ -83,7 +85,13 @@ impl Function {
 }
 
 impl Tally {
-    pub(crate) fn compare(&mut self, what: &str, expected: &Function, found: Option<&NamedFrame>) {
+    /// Counts a function. Returns `true` if it has a name.
+    pub(crate) fn compare(
+        &mut self,
+        what: &str,
+        expected: &Function,
+        found: Option<&NamedFrame>,
+    ) -> bool {
         self.compared += 1;
         match found {
             Some(found) if !found.is_unnamed() => {
@@ -95,8 +103,12 @@ impl Tally {
                     println!("{what}: {expected:?}, found {found:?}");
                     self.wrong += 1;
                 }
+                true
             }
-            _ => self.unnamed += 1,
+            _ => {
+                self.unnamed += 1;
+                false
+            }
         }
     }
 }

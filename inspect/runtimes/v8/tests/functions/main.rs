@@ -201,7 +201,8 @@ fn compare_announced(version: &str, flags: &[&str]) {
             let address = frame.0 - u64::from(index > 0);
             let functions = reader.functions(&vec![*frame]);
             if let Some(expected) = names.at(address) {
-                tally.compare(version, expected, functions.last());
+                let is_named = tally.compare(version, expected, functions.last());
+                tally.unnamed_callers += usize::from(!is_named && index > 0);
             }
         }
         drop(stopped);
@@ -209,8 +210,10 @@ fn compare_announced(version: &str, flags: &[&str]) {
     println!("{version}: {tally:?} of {samples}");
     assert_eq!(tally.wrong, 0, "{version}");
     assert!(100 * tally.whole >= 95 * samples, "{version}: {tally:?}");
+    // A function that is just called may not have stored what it is named by.
+    assert!(tally.unnamed <= 5 + samples / 10, "{version}: {tally:?}");
     assert!(
-        100 * tally.unnamed <= 2 * tally.compared,
+        100 * tally.unnamed_callers <= tally.compared,
         "{version}: {tally:?}"
     );
 }
