@@ -154,6 +154,14 @@ struct {
     __type(value, struct scratch);
 } wait_scratch SEC(".maps");
 
+#ifndef TWO_WALKS
+/* Room for the stacks of the few threads that fill the iterator's buffer. */
+struct {
+    __uint(type, BPF_MAP_TYPE_RINGBUF);
+    __uint(max_entries, 512 * 1024);
+} stack_pieces SEC(".maps");
+#endif
+
 static __always_inline int read_user(void *to, __u32 size, __u64 from, void *task)
 {
 #ifdef TWO_WALKS
@@ -392,29 +400,67 @@ static __always_inline void read_call_memory(struct scratch *scratch, void *task
     set_part(&scratch->call_head, PART_CALL_MEMORY, sizeof scratch->call);
 }
 
+/* Number of bytes of a stack to read from an address on, within its page. What is at `start` and above are arguments and
+ * environment: it is where the first thread's stack begins, and below `sp` for another thread's. */
+static __always_inline __u64 piece_size(__u64 at, __u64 left, __u64 start, __u64 sp)
+{
+    __u64 size = STACK_PAGE - (at & (STACK_PAGE - 1));
+    if (start > sp && at >= start)
+        return 0;
+    if (size > left)
+        size = left;
+    if (start > sp && size > start - at)
+        size = start - at;
+    return size;
+}
+
+/* Passes on what is behind the first STACK_ROOM bytes of a stack, from an address on. */
+static __always_inline void read_long_stack(struct scratch *scratch, struct task_struct *task, __u64 at, __u64 end, __u64 start,
+                                            __u64 sp)
+{
+#pragma unroll
+    for (int i = 0; i < LONG_PAGES + 1; i++) {
+        __u64 size = at < end ? piece_size(at, end - at, start, sp) : 0;
+        HIDE(size);
+        if (size == 0 || size > STACK_PAGE)
+            return;
+        struct stack_piece *piece = bpf_ringbuf_reserve(&stack_pieces, sizeof *piece, 0);
+        if (!piece)
+            return;
+        piece->detail = scratch->head.detail;
+        piece->tid = scratch->head.tid;
+        piece->size = size;
+        piece->address = at;
+        if (read_user(piece->bytes, size, at, task)) {
+            bpf_ringbuf_discard(piece, BPF_RB_NO_WAKEUP);
+            return;
+        }
+        bpf_ringbuf_submit(piece, BPF_RB_NO_WAKEUP);
+        at += size;
+    }
+}
+
 /* Copies the stack from a little below its pointer, as far as the target's limit and what can be read. */
 static __always_inline void read_stack(struct scratch *scratch, struct task_struct *task, __u64 sp, __u64 limit)
 {
     struct part_head *part = &scratch->stack_head;
     __u64 from = sp - BELOW_STACK, have = 0;
     struct mm_struct *memory = task->mm;
-    /* What is above the first thread's stack are arguments and environment. */
     __u64 start = memory ? BPF_CORE_READ(memory, start_stack) : 0;
+    int is_full = 0;
     scratch->stack_address = from;
     part->size = part->room = 0;
 #pragma unroll
     for (int i = 0; i < STACK_PAGES + 1; i++) {
         __u64 at = from + have;
-        __u64 size = STACK_PAGE - (at & (STACK_PAGE - 1));
-        if (have >= limit || (start > sp && at >= start))
-            break;
-        if (size > limit - have)
-            size = limit - have;
-        if (start > sp && size > start - at)
-            size = start - at;
+        __u64 size = have < limit ? piece_size(at, limit - have, start, sp) : 0;
         HIDE(size);
         HIDE(have);
-        if (size == 0 || size > STACK_PAGE || have > STACK_ROOM - STACK_PAGE)
+        if (have > STACK_ROOM - STACK_PAGE) {
+            is_full = 1;
+            break;
+        }
+        if (size == 0 || size > STACK_PAGE)
             break;
         if (read_user(scratch->stack + have, size, at, task))
             break;
@@ -422,6 +468,8 @@ static __always_inline void read_stack(struct scratch *scratch, struct task_stru
     }
     if (have && have <= STACK_ROOM)
         set_part(part, PART_STACK_BYTES, sizeof scratch->stack_address + have);
+    if (is_full && limit > STACK_ROOM)
+        read_long_stack(scratch, task, from + have, from + limit, start, sp);
 }
 
 #endif

@@ -58,7 +58,7 @@ struct wait_times {
 
 struct wait_target {
     struct target target;
-    __u32 stack_size; /* bytes to copy of each stack, STACK_ROOM at most */
+    __u32 stack_size; /* bytes to copy of each stack, LONG_STACK at most */
     __u32 version;    /* waits that were read under another one are read again */
 };
 
@@ -86,10 +86,26 @@ struct scan_counts {
     __u64 barrier;
 };
 
+/* A part of a stack behind the first STACK_ROOM bytes: it ends with a page. */
+struct stack_piece {
+    __u64 detail; /* as the event has it */
+    __u32 tid;
+    __u32 size;
+    __u64 address;
+    __u8 bytes[4096];
+};
+
+/* The object's type information does not have it: src/ebpf/waits/abi.rs asserts the same. */
+_Static_assert(__builtin_offsetof(struct stack_piece, bytes) == 24, "bytes");
+_Static_assert(sizeof(struct stack_piece) == 4120, "stack_piece");
+
 #define WAIT_REGISTERS 34
 #define STACK_PAGE 4096
 #define STACK_PAGES 5
 #define STACK_ROOM (STACK_PAGES * STACK_PAGE)
+/* What is behind that passes on page by page: an event has to fit the iterator's buffer. */
+#define LONG_PAGES 12
+#define LONG_STACK (STACK_ROOM + LONG_PAGES * STACK_PAGE)
 #define DEFAULT_STACK STACK_PAGE
 /* Below the stack pointer: what leaf functions keep there. */
 #define BELOW_STACK 256

@@ -12,8 +12,11 @@ use otelctx_waits::Call;
 use crate::options::WaitMethod;
 use crate::second_walk::{BELOW_STACK, CopiedStack, PAGE};
 
-/// Maximum number of bytes that are copied of the stack of a thread off the CPU (`STACK_ROOM` in `bpf/waits.h`).
+/// Number of bytes that are copied of the stack of a thread off the CPU, as long as none was longer (`STACK_ROOM` in
+/// `bpf/waits.h`).
 pub(crate) const STACK_ROOM: usize = 5 * PAGE;
+/// Maximum number of bytes that are copied of a stack.
+pub(crate) const MAX_STACK: usize = 256 << 10;
 
 /// A thread: its process, and its own ID.
 pub(crate) type ThreadId = (i32, i32);
@@ -49,10 +52,10 @@ pub(crate) enum WaitEvent {
 }
 
 impl WaitEvent {
-    pub(crate) fn pid(&self) -> i32 {
+    pub(crate) fn thread(&self) -> ThreadId {
         match self {
-            Self::New { snapshot, .. } | Self::Queued(snapshot) => snapshot.pid,
-            Self::Same { thread, .. } => thread.0,
+            Self::New { snapshot, .. } | Self::Queued(snapshot) => (snapshot.pid, snapshot.tid),
+            Self::Same { thread, .. } => *thread,
         }
     }
 
@@ -164,14 +167,15 @@ pub(crate) fn read_record(
     }
 }
 
-/// Copies the stack of a thread that does not run, from a little below its pointer, as far as it can be read.
-pub(crate) fn copy_stack(memory: &dyn Memory, stack_pointer: u64) -> (u64, Vec<u8>) {
+/// Copies the stack of a thread that does not run, from a little below its pointer, as far as it can be read, up to `limit`
+/// bytes.
+pub(crate) fn copy_stack(memory: &dyn Memory, stack_pointer: u64, limit: usize) -> (u64, Vec<u8>) {
     let from = stack_pointer.wrapping_sub(BELOW_STACK);
-    let mut bytes = Vec::with_capacity(STACK_ROOM);
-    while bytes.len() < STACK_ROOM {
+    let mut bytes = Vec::with_capacity(limit);
+    while bytes.len() < limit {
         let at = from.wrapping_add(bytes.len() as u64);
         // To the end of a page: what can be read as a whole or not at all.
-        let size = (PAGE - at as usize % PAGE).min(STACK_ROOM - bytes.len());
+        let size = (PAGE - at as usize % PAGE).min(limit - bytes.len());
         let known = bytes.len();
         bytes.resize(known + size, 0);
         if memory.read(at, &mut bytes[known..]).is_err() {

@@ -371,12 +371,12 @@ fn pass_on_waits(
     on_sample: &mut dyn FnMut(Sample),
 ) {
     while let Some(event) = waits.next(until) {
-        let pid = event.pid();
-        if processes.is_before_exec(pid) {
+        let thread = event.thread();
+        if processes.is_before_exec(thread.0) {
             continue;
         }
-        if processes.wait(event, catalog, on_sample) == Needs::LongerStacks {
-            waits.copy_more(pid);
+        if let Needs::LongerStacks { copied } = processes.wait(event, catalog, on_sample) {
+            waits.copy_more(thread, copied);
         }
     }
 }
@@ -431,6 +431,7 @@ impl Backend for Recorder {
         }
         if let Some(waits) = &mut self.waits {
             pass_on_waits(waits, until, &mut self.processes, catalog, on_sample);
+            waits.read_again();
         }
         self.processes.untracked.remove_ended();
         self.end_exiting();

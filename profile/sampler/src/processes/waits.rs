@@ -47,8 +47,10 @@ struct Known {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Needs {
     Nothing,
-    /// Longer copies of its stacks.
-    LongerStacks,
+    /// Longer copies of its stacks: the one of the thread has this many bytes, and was walked to its end.
+    LongerStacks {
+        copied: usize,
+    },
 }
 
 impl KnownWaits {
@@ -174,10 +176,11 @@ impl Processes {
         }
         let stack = snapshot.stack.take();
         if let Some(stack) = stack.clone() {
+            let copied = stack.stack.1.len();
             let walked = self.walk_wait(snapshot.pid, snapshot.time, stack);
             if let Some(walked) = walked {
                 if walked.end == StackEnd::Unreadable {
-                    needs = Needs::LongerStacks;
+                    needs = Needs::LongerStacks { copied };
                 }
                 (frames, end) = (walked.frames, Some(walked.end));
             }

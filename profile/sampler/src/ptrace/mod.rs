@@ -205,7 +205,7 @@ impl Recorder {
         catalog: &mut Catalog,
         on_sample: &mut dyn FnMut(Sample),
     ) {
-        let pid = event.pid();
+        let (pid, _) = event.thread();
         if self.processes.is_before_exec(pid) {
             return;
         }

@@ -19,7 +19,7 @@ use otelctx_unwind::Registers;
 use super::target::{Configuration, ReadOptions};
 use crate::monotonic;
 use crate::second_walk::{CopiedStack, StackBytes};
-use crate::waits::{Times, WaitEvent, WaitSnapshot, copy_stack, read_record};
+use crate::waits::{STACK_ROOM, Times, WaitEvent, WaitSnapshot, copy_stack, read_record};
 
 /// Maximum number of scans of a thread in a second.
 const MAX_FREQUENCY: u32 = 5;
@@ -324,7 +324,7 @@ impl ThreadScan<'_> {
             && let Some(memory) = self.subject.memory
             && let Some(registers) = Registers::new(Machine::own(), pointer, stack_pointer)
         {
-            let (start, bytes) = copy_stack(memory, stack_pointer);
+            let (start, bytes) = copy_stack(memory, stack_pointer, STACK_ROOM);
             let stack = (start, StackBytes::Own(bytes));
             snapshot.stack = Some(Arc::new(CopiedStack::of_bytes(registers, stack)));
         }

@@ -3,6 +3,7 @@
 //! Needs the right to use eBPF.
 
 mod programs;
+mod waiting;
 
 use std::collections::BTreeSet;
 use std::fs::{File, read_to_string};

@@ -34,6 +34,10 @@ mod wait_part {
 pub(super) const STATES: usize = 4;
 /// `WAIT_REGISTERS`.
 const REGISTERS: usize = 34;
+/// `LONG_STACK`: the program's copies have no more bytes.
+pub(super) const LONG_STACK: u32 = 17 * 4096;
+/// `STACK_PAGE`, in bytes.
+const STACK_PAGE: usize = 4096;
 /// `DEFAULT_STACK`, in bytes.
 pub(super) const DEFAULT_STACK: u32 = 4096;
 
@@ -74,6 +78,23 @@ pub(super) struct CallPiece {
     pub(super) size: u64,
     pub(super) bytes: [u8; 128],
 }
+
+/// `struct stack_piece`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StackPiece {
+    pub(super) detail: u64,
+    pub(super) tid: u32,
+    pub(super) size: u32,
+    pub(super) address: u64,
+    pub(super) bytes: [u8; STACK_PAGE],
+}
+
+// The object's type information does not have it: `bpf/waits.h` asserts the same.
+const _: () = {
+    assert!(size_of::<StackPiece>() == 4120);
+    assert!(std::mem::offset_of!(StackPiece, bytes) == 24);
+};
 
 /// `struct wait_target`.
 #[repr(C)]
@@ -117,6 +138,8 @@ unsafe impl Pod for WaitPart {}
 unsafe impl Pod for WaitTimes {}
 // SAFETY: as above.
 unsafe impl Pod for CallMemory {}
+// SAFETY: as above.
+unsafe impl Pod for StackPiece {}
 // SAFETY: as above.
 unsafe impl Pod for WaitTarget {}
 // SAFETY: as above.

@@ -23,14 +23,15 @@ use super::namespace;
 use super::object::{find, map};
 use crate::options::WaitMethod;
 use crate::refusal::Refusal;
-use crate::waits::{STACK_ROOM, WaitEvent, WaitFacts};
+use crate::second_walk::PAGE;
+use crate::waits::{STACK_ROOM, ThreadId, WaitEvent, WaitFacts};
 use crate::{Options, Targets, signals};
-use abi::{DEFAULT_STACK, WaitTarget};
+use abi::{DEFAULT_STACK, LONG_STACK, WaitTarget};
 use iterator::Link;
 use otelctx_reader::format::record;
 use reader::MemoryReader;
 pub(super) use reader::Reader;
-use scanner::{Output, Scanner, Shared};
+use scanner::{LongCopies, Output, Scanner, Shared};
 
 /// The compiled program; built by `cargo xtask bpf`.
 #[cfg(target_arch = "x86_64")]
@@ -76,6 +77,8 @@ pub(super) struct Waits {
     /// All threads are visited.
     visits_all: bool,
     version: u32,
+    /// The processes with stacks that are longer than their copies, and how much to copy of these, in bytes.
+    cut: BTreeMap<i32, u32>,
 }
 
 impl Waits {
@@ -99,11 +102,15 @@ impl Waits {
             counts: map(&mut programs, "scan_counts")?,
             events: sender,
             frequency: frequency.max(1),
-            memory: (method == WaitMethod::TwoWalks).then(|| {
-                let max_record = options.max_record;
-                let max_record = max_record.clamp(record::HEADER_SIZE, RECORD_LIMIT);
-                MemoryReader::new(max_record, options.user_stacks)
-            }),
+            memory: MemoryReader::new(
+                method == WaitMethod::TwoWalks,
+                options.max_record.clamp(record::HEADER_SIZE, RECORD_LIMIT),
+                options.user_stacks,
+            ),
+            long_copies: match method {
+                WaitMethod::TwoWalks => None,
+                _ => Some(LongCopies::new(map(&mut programs, "stack_pieces")?)),
+            },
             ended: 0,
             output: Output::default(),
         };
@@ -118,6 +125,7 @@ impl Waits {
             method,
             visits_all: false,
             version: 0,
+            cut: BTreeMap::new(),
         };
         // The kernel may accept the program and refuse to run it. The recorder's own threads are no targets.
         let is_by_process = method == WaitMethod::ByProcess;
@@ -199,26 +207,39 @@ impl Waits {
         }
     }
 
-    /// Copies more of the stacks of a process from now on: some were longer than their copies. Returns false if these are as
-    /// long as can be.
-    pub(super) fn copy_more(&mut self, pid: i32) -> bool {
+    /// Copies more of the stack of a thread from now on, and up to [`LONG_STACK`] of all stacks of its process: one was longer than
+    /// its copy, which has `copied` bytes. What is known of waits of the process that go on is read again, by
+    /// [`Self::read_again`].
+    pub(super) fn copy_more(&mut self, (pid, tid): ThreadId, copied: usize) {
         let known = self.known.get(&pid.cast_unsigned()).copied();
-        let known = known.unwrap_or(WaitTarget {
-            stack_size: DEFAULT_STACK,
-            ..WaitTarget::default()
-        });
-        let is_less = self.method != WaitMethod::TwoWalks && known.stack_size < STACK_ROOM as u32;
-        if is_less {
-            let size = (2 * known.stack_size).min(STACK_ROOM as u32);
-            self.set(pid, known.target, size);
+        let stack_size = known.map_or(DEFAULT_STACK, |it| it.stack_size);
+        let longer = longer(stack_size).filter(|_| self.method != WaitMethod::TwoWalks);
+        // A copy ends with a page. A shorter one is of before the last change, or there is no more to read.
+        if copied + PAGE <= stack_size as usize {
+            return;
         }
-        is_less
+        if let Some(longer) = longer {
+            self.cut.insert(pid, longer);
+        } else if self.shared.long_stacks(|it| it.insert((pid, tid))) {
+            self.cut.insert(pid, stack_size);
+        }
+    }
+
+    /// Has waits read again of which stacks were cut.
+    pub(super) fn read_again(&mut self) {
+        for (pid, stack_size) in std::mem::take(&mut self.cut) {
+            let known = self.known.get(&pid.cast_unsigned());
+            let target = known.map_or_else(Target::default, |it| it.target);
+            self.set(pid, target, stack_size);
+        }
     }
 
     pub(super) fn remove(&mut self, pid: i32) {
         // It may never have been added.
         let _ = self.targets.remove(&pid.cast_unsigned());
         self.known.remove(&pid.cast_unsigned());
+        self.cut.remove(&pid);
+        self.shared.long_stacks(|it| it.remove(pid));
         self.shared.readers(|it| drop(it.remove(&pid)));
         if !self.visits_all {
             self.shared.links(|it| drop(it.remove(&pid)));
@@ -279,6 +300,12 @@ impl Drop for Waits {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// The next larger size of the program's copies.
+fn longer(stack_size: u32) -> Option<u32> {
+    let sizes = [STACK_ROOM as u32, LONG_STACK];
+    sizes.into_iter().find(|size| *size > stack_size)
 }
 
 fn load(options: &Options, method: WaitMethod) -> Result<Ebpf, Refusal> {

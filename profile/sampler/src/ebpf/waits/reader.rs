@@ -9,7 +9,7 @@ use otelctx_reader::remote::{LiveProcess, Memory, MemoryError, Process, ProcessM
 use otelctx_reader::runtime::{Present, RuntimeReading, ThreadView, read_thread};
 use otelctx_sample::Found;
 
-use crate::waits::{WaitSnapshot, copy_stack, read_record};
+use crate::waits::{MAX_STACK, STACK_ROOM, WaitSnapshot, copy_stack, read_record};
 
 /// Maximum number of processes without [`Reader`] whose memory is kept open.
 const MAX_OPEN: usize = 256;
@@ -30,31 +30,31 @@ pub(crate) struct Reader {
 #[derive(Debug, Default)]
 pub(super) struct Reading {
     pub(super) runtimes: Vec<RuntimeReading>,
-    pub(super) memory: Option<MemoryReading>,
+    pub(super) context: Option<ContextReading>,
+    /// The stack's lowest address, and the bytes from there on.
+    pub(super) stack: Option<(u64, Vec<u8>)>,
 }
 
-/// What the program does not read.
+/// A context, where the program does not read it.
 #[derive(Debug)]
-pub(super) struct MemoryReading {
+pub(super) struct ContextReading {
     /// The configuration that the context was read under.
     pub(super) serial: u32,
     pub(super) context: Found<Vec<u8>>,
     /// The position of the variable that leads to it.
     pub(super) variable: usize,
-    /// The stack's lowest address, and the bytes from there on.
-    pub(super) stack: (u64, Vec<u8>),
 }
 
 impl Reading {
     pub(super) fn of_runtimes(reader: Option<&Reader>, tid: i32, thread_pointer: u64) -> Self {
         Self {
             runtimes: reader.map_or_else(Vec::new, |it| it.runtimes(tid, thread_pointer)),
-            memory: None,
+            ..Self::default()
         }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.runtimes.is_empty() && self.memory.is_none()
+        self.runtimes.is_empty() && self.context.is_none() && self.stack.is_none()
     }
 }
 
@@ -89,9 +89,11 @@ impl Reader {
     }
 }
 
-/// Reads the memory of processes, in place of the program.
+/// Reads the memory of processes: what the program does not, or stacks of which it copies too little.
 #[derive(Debug)]
 pub(super) struct MemoryReader {
+    /// The program reads no memory.
+    pub(super) is_in_place: bool,
     pub(super) max_record: usize,
     pub(super) user_stacks: bool,
     /// The memory of processes without [`Reader`].
@@ -99,51 +101,54 @@ pub(super) struct MemoryReader {
 }
 
 impl MemoryReader {
-    pub(super) fn new(max_record: usize, user_stacks: bool) -> Self {
+    pub(super) fn new(is_in_place: bool, max_record: usize, user_stacks: bool) -> Self {
         Self {
+            is_in_place,
             max_record,
             user_stacks,
             open: HashMap::default(),
         }
     }
 
-    /// Reads context and stack of the thread of a scan.
+    /// Reads context and stack of the thread of a scan in place of the program. If `is_long`, the stack is read in any case, and
+    /// more of it.
     pub(super) fn read(
         &mut self,
         reader: Option<&Reader>,
         snapshot: &WaitSnapshot,
         thread_pointer: u64,
+        is_long: bool,
     ) -> Reading {
         let mut reading = Reading::of_runtimes(reader, snapshot.tid, thread_pointer);
-        let (mut serial, mut context, mut variable) = (0, Found::NotPublished, 0);
-        if let Some(reader) = reader {
-            let (variables, memory) = (reader.variables.as_ref(), Some(&reader.memory));
-            serial = reader.serial;
-            (context, variable) = read_record(
-                variables,
-                memory,
-                (snapshot.tid, thread_pointer),
-                self.max_record,
-            );
+        if self.is_in_place {
+            let (mut serial, mut context, mut variable) = (0, Found::NotPublished, 0);
+            if let Some(reader) = reader {
+                let (variables, memory) = (reader.variables.as_ref(), Some(&reader.memory));
+                serial = reader.serial;
+                (context, variable) = read_record(
+                    variables,
+                    memory,
+                    (snapshot.tid, thread_pointer),
+                    self.max_record,
+                );
+            }
+            reading.context = Some(ContextReading {
+                serial,
+                context,
+                variable,
+            });
         }
-        let pointer = snapshot
-            .stack
-            .as_ref()
-            .map(|it| it.registers.stack_pointer());
-        let pointer = pointer.filter(|_| self.user_stacks);
-        let stack = pointer.and_then(|pointer| {
+        let limit = if is_long { MAX_STACK } else { STACK_ROOM };
+        let reads_stack = self.user_stacks && (is_long || self.is_in_place);
+        if let Some(stack) = snapshot.stack.as_ref().filter(|_| reads_stack) {
             let memory = match reader {
-                Some(reader) if !is_gone(&reader.memory) => &reader.memory,
-                _ => self.memory(snapshot.pid)?,
+                Some(reader) if !is_gone(&reader.memory) => Some(&reader.memory),
+                _ => self.memory(snapshot.pid),
             };
-            Some(copy_stack(memory, pointer))
-        });
-        reading.memory = Some(MemoryReading {
-            serial,
-            context,
-            variable,
-            stack: stack.unwrap_or_default(),
-        });
+            let pointer = stack.registers.stack_pointer();
+            let copy = memory.map(|memory| copy_stack(memory, pointer, limit));
+            reading.stack = copy.filter(|it| self.is_in_place || it.1.len() > stack.stack.1.len());
+        }
         reading
     }
 

@@ -8,14 +8,15 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::abi::{ScanCounts, ScanParameters, TORN, decode, kind, thread_pointer};
+use super::abi::{ScanCounts, ScanParameters, StackPiece, TORN, decode, kind, thread_pointer};
 use super::iterator::Link;
 use super::reader::{MemoryReader, Reader, Reading};
-use crate::ebpf::abi::{EventHead, Parts, event};
+use crate::ebpf::abi::{EventHead, Parts, event, take};
 use crate::monotonic;
 use crate::second_walk::StackBytes;
-use crate::waits::{WaitEvent, WaitSnapshot};
-use aya::maps::{Array, MapData};
+use crate::waits::{ThreadId, WaitEvent, WaitSnapshot};
+use aya::maps::{Array, MapData, RingBuf};
+use foldhash::fast::RandomState;
 
 /// Threads that are scanned in a second at most: a hundredth of a CPU's time.
 const MAX_SCANS: u64 = 10_000;
@@ -38,6 +39,8 @@ const CATCH_UP: Duration = Duration::from_millis(5);
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 /// The number of further walks that show which waits are still the same: see `IN_ORDER` in `bpf/waits.bpf.c`.
 const CHECKS: usize = if cfg!(target_arch = "x86_64") { 1 } else { 2 };
+/// Maximum number of threads whose stacks are read here.
+const MAX_LONG_STACKS: usize = 4096;
 /// The priority of the thread among the ones that run before all others (sched(7), `SCHED_FIFO`).
 const PRIORITY: libc::c_int = 1;
 
@@ -49,6 +52,8 @@ pub(super) struct Shared {
     links: Mutex<BTreeMap<i32, Arc<Link>>>,
     /// The processes of which something is read here.
     readers: Mutex<BTreeMap<i32, Arc<Reader>>>,
+    /// The threads whose stacks are read here.
+    long_stacks: Mutex<LongStacks>,
     /// The time between two scans, at present, in nanoseconds.
     pub(super) period: AtomicU64,
     /// Threads at the last tick.
@@ -78,6 +83,77 @@ impl Shared {
     }
 }
 
+impl Shared {
+    pub(super) fn long_stacks<T>(&self, change: impl FnOnce(&mut LongStacks) -> T) -> T {
+        let stacks = self.long_stacks.lock();
+        change(&mut stacks.unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The parts of long stacks that are behind those in the events, by the thread and the number of its switches.
+pub(super) struct LongCopies {
+    pieces: RingBuf<MapData>,
+    /// The address of the first byte, and the bytes from there on.
+    stacks: HashMap<(u32, u64), (u64, Vec<u8>), RandomState>,
+}
+
+impl LongCopies {
+    pub(super) fn new(pieces: RingBuf<MapData>) -> Self {
+        Self {
+            pieces,
+            stacks: HashMap::default(),
+        }
+    }
+
+    /// Takes over what the program has written.
+    fn receive(&mut self) {
+        while let Some(record) = self.pieces.next() {
+            if let Some((piece, _)) = take::<StackPiece>(&record) {
+                add_piece(&mut self.stacks, &piece);
+            }
+        }
+    }
+
+    /// Adds the rest of its stack to a snapshot.
+    fn add_to(&mut self, snapshot: &mut WaitSnapshot, wait: (u32, u64)) {
+        if let Some((start, rest)) = self.stacks.remove(&wait)
+            && let Some(copied) = snapshot.stack.as_mut().and_then(Arc::get_mut)
+            && copied.stack.0.checked_add(copied.stack.1.len() as u64) == Some(start)
+        {
+            let all = [&copied.stack.1[..], &rest[..]].concat();
+            copied.stack.1 = StackBytes::Own(all);
+        }
+    }
+}
+
+fn add_piece(stacks: &mut HashMap<(u32, u64), (u64, Vec<u8>), RandomState>, piece: &StackPiece) {
+    let (start, bytes) = stacks.entry((piece.tid, piece.detail)).or_default();
+    // Where there was no room for the event, the program reads the thread again.
+    if start.checked_add(bytes.len() as u64) != Some(piece.address) {
+        (*start, *bytes) = (piece.address, Vec::new());
+    }
+    let size = piece.bytes.len().min(piece.size as usize);
+    bytes.extend_from_slice(&piece.bytes[..size]);
+}
+
+/// The threads whose stacks are read here, as they are longer than what the program copies.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LongStacks(HashSet<ThreadId, RandomState>);
+
+impl LongStacks {
+    /// Adds a thread. Returns false if it was added before.
+    pub(super) fn insert(&mut self, thread: ThreadId) -> bool {
+        if self.0.len() >= MAX_LONG_STACKS {
+            self.0.clear();
+        }
+        self.0.insert(thread)
+    }
+
+    pub(super) fn remove(&mut self, pid: i32) {
+        self.0.retain(|(of, _)| *of != pid);
+    }
+}
+
 pub(super) struct Scanner {
     pub(super) shared: Arc<Shared>,
     pub(super) parameters: Array<MapData, ScanParameters>,
@@ -85,8 +161,9 @@ pub(super) struct Scanner {
     pub(super) events: SyncSender<Vec<WaitEvent>>,
     /// The frequency that was asked for, in Hz.
     pub(super) frequency: u32,
-    /// Reads the memory of processes, if the program does not.
-    pub(super) memory: Option<MemoryReader>,
+    pub(super) memory: MemoryReader,
+    /// What the program passes on of long stacks, if it reads memory.
+    pub(super) long_copies: Option<LongCopies>,
     /// Waits in the current scan that ended while they were read here.
     pub(super) ended: u64,
     pub(super) output: Output,
@@ -223,6 +300,9 @@ impl Scanner {
         output.clear();
         let mut file = link.iterate()?;
         while output.read_more(&mut file)? {
+            if let Some(copies) = &mut self.long_copies {
+                copies.receive();
+            }
             if output.filled >= MAX_PORTION {
                 // What follows is read later.
                 let now = monotonic();
@@ -245,22 +325,25 @@ impl Scanner {
     /// Passes on the events of a scan. Returns their size.
     fn pass_on(&mut self, link: &Link, output: &Output) -> usize {
         let mut readings = self.read(link, output);
-        let needs_reading = self.memory.is_some();
+        let needs_reading = self.memory.is_in_place;
         let (mut events, mut size) = (Vec::new(), 0);
         let decoded = output.each(|head, parts| {
             let mut event = decode(head, parts, &output.buffer);
             if let Some(WaitEvent::New { snapshot, .. }) = &mut event {
-                let was_torn = snapshot.is_torn;
-                add(
-                    snapshot,
-                    readings.remove(&(head.tid, head.detail)),
-                    needs_reading,
-                );
+                let (was_torn, wait) = (snapshot.is_torn, (head.tid, head.detail));
+                if let Some(copies) = &mut self.long_copies {
+                    copies.add_to(snapshot, wait);
+                }
+                add(snapshot, readings.remove(&wait), needs_reading);
                 self.ended += u64::from(snapshot.is_torn && !was_torn);
             }
             size += event.as_ref().map_or(0, WaitEvent::size);
             events.extend(event);
         });
+        if let Some(copies) = &mut self.long_copies {
+            // Those of waits that ended meanwhile.
+            copies.stacks.clear();
+        }
         let number = events.len() as u64;
         if number == 0 {
             return decoded;
@@ -287,27 +370,34 @@ impl Scanner {
     fn read(&mut self, link: &Link, output: &Output) -> Readings {
         let mut readings = Readings::default();
         let readers = self.shared.readers(|it| it.clone());
+        let long_stacks = self.shared.long_stacks(|it| it.clone());
         let memory = &mut self.memory;
-        if memory.is_none() && !readers.values().any(|it| it.has_runtimes()) {
+        let has_runtimes = readers.values().any(|it| it.has_runtimes());
+        if !memory.is_in_place && long_stacks.0.is_empty() && !has_runtimes {
             return readings;
         }
         output.each(|head, parts| {
             if head.kind != kind::WAIT || head.flags & TORN != 0 {
                 return;
             }
-            let reader = readers.get(&head.pid.cast_signed()).map(Arc::as_ref);
+            let thread = (head.pid.cast_signed(), head.tid.cast_signed());
+            let reader = readers.get(&thread.0).map(Arc::as_ref);
             let pointer = thread_pointer(parts.clone());
-            let reading = match (memory.as_mut(), decode(head, parts, &output.buffer)) {
-                (Some(memory), Some(WaitEvent::New { snapshot, .. })) => {
-                    memory.read(reader, &snapshot, pointer)
+            let is_long = long_stacks.0.contains(&thread);
+            let needs_memory = memory.is_in_place || is_long;
+            let event = needs_memory.then(|| decode(head, parts, &output.buffer));
+            let reading = match event.flatten() {
+                Some(WaitEvent::New { snapshot, .. }) => {
+                    memory.read(reader, &snapshot, pointer, is_long)
                 }
-                _ => Reading::of_runtimes(reader, head.tid.cast_signed(), pointer),
+                _ => Reading::of_runtimes(reader, thread.1, pointer),
             };
             if !reading.is_empty() {
                 readings.insert((head.tid, head.detail), reading);
             }
         });
-        let checks = if memory.is_some() { CHECKS } else { 1 };
+        let reads_memory = memory.is_in_place || readings.values().any(|it| it.stack.is_some());
+        let checks = if reads_memory { CHECKS } else { 1 };
         for _ in 0..checks {
             if readings.is_empty() {
                 break;
@@ -359,13 +449,14 @@ fn add(snapshot: &mut WaitSnapshot, reading: Option<Reading>, needs_reading: boo
         return;
     };
     snapshot.runtimes = reading.runtimes;
-    if let Some(read) = reading.memory {
+    if let Some(read) = reading.context {
         snapshot.serial = read.serial;
         (snapshot.context, snapshot.variable) = (read.context, read.variable);
-        if let Some(copied) = snapshot.stack.as_mut().and_then(Arc::get_mut) {
-            let (start, bytes) = read.stack;
-            copied.stack = (start, StackBytes::Own(bytes));
-        }
+    }
+    if let Some((start, bytes)) = reading.stack
+        && let Some(copied) = snapshot.stack.as_mut().and_then(Arc::get_mut)
+    {
+        copied.stack = (start, StackBytes::Own(bytes));
     }
 }
 
@@ -393,4 +484,30 @@ fn next_random(mut state: u64) -> u64 {
     state ^= state << 13;
     state ^= state >> 7;
     state ^ (state << 17)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_that_follow_each_other_are_one_stack_and_a_second_reading_replaces_the_first() {
+        let mut stacks = HashMap::default();
+        let mut add = |address, size, byte| {
+            let piece = StackPiece {
+                detail: 7,
+                tid: 1,
+                size,
+                address,
+                bytes: [byte; 4096],
+            };
+            add_piece(&mut stacks, &piece);
+            stacks[&(1, 7)].clone()
+        };
+        assert_eq!(add(0x1ffe, 2, 1), (0x1ffe, vec![1; 2]));
+        assert_eq!(add(0x2000, 1, 2), (0x1ffe, vec![1, 1, 2]));
+        assert_eq!(add(0x1ffe, 2, 3), (0x1ffe, vec![3; 2]));
+        // The program does not say so.
+        assert_eq!(add(0x2000, u32::MAX, 4).1.len(), 2 + 4096);
+    }
 }
