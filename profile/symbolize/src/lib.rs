@@ -16,6 +16,7 @@ mod demangle;
 mod find;
 mod fuzzed;
 mod identity;
+mod kernel;
 mod linkage;
 mod living;
 mod parts;
@@ -34,8 +35,6 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
-use blazesym::symbolize::Input;
-use blazesym::symbolize::source::{Kernel, Source};
 use otelctx_sample::{Function, Identity, Module, ModuleFiles, SymbolQuery, Symbolizer as _};
 use otelctx_worker::{self as worker, Failure as WorkerFailure, Limits};
 
@@ -44,6 +43,7 @@ pub use find::find_files;
 pub use fuzzed::{
     debug_file_places, decompress_in_place, demangled, functions_in_several_files, section_contents,
 };
+pub use kernel::loaded_modules;
 #[doc(hidden)]
 pub use parts::debug_info_parts;
 pub use server::{DebugServer, ServedFile, SharedServer};
@@ -51,8 +51,9 @@ pub use server::{DebugServer, ServedFile, SharedServer};
 use answer::Answer;
 use copy::Copy;
 use debug_file::{DebugFile, Places};
+use kernel::KernelSymbols;
 use living::LivingFiles;
-use resolve::{Sources, in_file, symbolize};
+use resolve::{Sources, in_file};
 
 /// Maximum number of files whose lack of symbols is remembered.
 const MAX_WITHOUT_SYMBOLS: usize = 4096;
@@ -75,18 +76,20 @@ pub fn debug_data_size(file: &File) -> Option<u64> {
 /// Resolves functions for a profile.
 ///
 /// Cheap to create. A module is decoded in a worker process when it is queried. The identity of the
-/// last module is cached, because it is queried next.
+/// last module is cached, because it is queried next, and the kernel's list of functions once it is read.
 #[derive(Clone, Debug, Default)]
 pub struct Symbols {
     files: ModuleFiles,
     without_functions: bool,
     without_compressed_lines: bool,
+    without_debug_info: bool,
     /// Directories that are searched before the default ones.
     debug_directories: Vec<PathBuf>,
     server: Option<SharedServer>,
     /// The files of living processes, if they may be searched; empty until they are needed.
     living: Option<Arc<OnceLock<LivingFiles>>>,
     last: Option<(Module, Identity)>,
+    kernel: KernelSymbols,
     /// True once no further functions are wanted.
     is_abandoned: Arc<AtomicBool>,
     limits: Limits,
@@ -210,6 +213,14 @@ impl Symbols {
     #[must_use]
     pub fn without_compressed_lines(mut self) -> Self {
         self.without_compressed_lines = true;
+        self
+    }
+
+    /// Reads only symbol tables: functions have names, but no source lines and no inlined calls, and nothing is downloaded.
+    /// Of large files, debug information takes up to a hundred times as long.
+    #[must_use]
+    pub fn without_debug_info(mut self) -> Self {
+        self.without_debug_info = true;
         self
     }
 
@@ -344,7 +355,8 @@ impl Symbols {
             }
             let path = debug_file.as_ref().map(DebugFile::path);
             let is_compressed = || path.as_deref().is_some_and(debug_file::is_compressed);
-            let is_left_out = self.without_compressed_lines && is_compressed();
+            let is_left_out =
+                self.without_debug_info || self.without_compressed_lines && is_compressed();
             Sources {
                 debug_file,
                 with_dwarf: with_dwarf && !is_left_out,
@@ -380,7 +392,7 @@ impl Symbols {
         let mut answer = answer.map_or_else(|| child(true, None), Ok);
         let (mut is_refused, mut is_downloaded) = (false, false);
         if let (Ok(local), Some(server)) = (&mut answer, &self.server)
-            && !offsets.is_empty()
+            && !(offsets.is_empty() || self.without_debug_info)
             && local.lacks_debug_info()
         {
             let (build_id, kind) = (&query.module.build_id, ServedFile::DebugInfo);
@@ -482,9 +494,7 @@ fn one_of_copies(module: &Module) -> Module {
 impl otelctx_sample::Symbolizer for Symbols {
     fn functions(&mut self, query: SymbolQuery<'_>, addresses: &[u64]) -> Vec<Vec<Function>> {
         if query.module.is_kernel() {
-            let source = Source::Kernel(Kernel::default());
-            return symbolize(&source, Input::AbsAddr(addresses), |_, _| true)
-                .map_or_else(|| vec![Vec::new(); addresses.len()], |it| it.functions);
+            return self.kernel.functions(addresses);
         }
         if !query.module.has_file() {
             let named = vdso::functions(query, addresses);

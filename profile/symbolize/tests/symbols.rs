@@ -258,6 +258,11 @@ fn a_stripped_program_is_named_by_its_debug_file() {
     };
     let without_lines: Vec<Resolved> = expected.iter().map(outermost).collect();
     assert_eq!(names(&directory), without_lines, "by their symbols alone");
+    let mut symbols = Symbols::new()
+        .debug_directory(&elsewhere)
+        .without_debug_info();
+    let found = resolved(&located(&program, &addresses, &mut symbols).1);
+    assert_eq!(found, without_lines, "without debug information");
     fs::copy(&debug, by_link.join("inlined.debug")).unwrap();
     assert_eq!(named(&mirrored), expected, "by debug link");
     // One of another build.
