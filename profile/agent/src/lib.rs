@@ -28,6 +28,7 @@ mod backoff;
 mod cardinality;
 mod counts;
 mod directory;
+mod liveness;
 mod queue;
 mod sender;
 
@@ -35,5 +36,6 @@ pub use backoff::Backoff;
 pub use cardinality::{Cardinality, CardinalityLimits, Limited, OTHER};
 pub use counts::{Counts, DropReason, Volume};
 pub use directory::DirectoryError;
+pub use liveness::{Liveness, LivenessGuard};
 pub use queue::{Queue, QueueLimits};
 pub use sender::{Event, Sender};

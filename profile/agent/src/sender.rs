@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use otelctx_export::{Cancel, Error, Exporter, Retry, Sent, Unsent};
 
-use crate::Backoff;
 use crate::counts::DropReason;
 use crate::queue::{Next, Note, Queue};
+use crate::{Backoff, Liveness, LivenessGuard};
 
 /// Something that the sender's user should know. The same one may come again and again, but not while nothing changes.
 #[derive(Debug)]
@@ -141,6 +141,7 @@ pub struct Sender {
     cancel: Cancel,
     replacement: Arc<Mutex<Option<Exporter>>>,
     ended: Receiver<()>,
+    liveness: Liveness,
     thread: JoinHandle<()>,
 }
 
@@ -158,6 +159,7 @@ impl Sender {
         let cancel = Cancel::default();
         let replacement = Arc::default();
         let (ends, ended) = channel();
+        let (guard, liveness) = Liveness::pair();
         let work = Work {
             queue: queue.clone(),
             exporter,
@@ -171,6 +173,7 @@ impl Sender {
             is_asked: false,
             is_last: false,
             _ends: ends,
+            _guard: guard,
         };
         let thread = Builder::new().name("sender".to_owned());
         let thread = thread.spawn(move || work.run())?;
@@ -179,8 +182,15 @@ impl Sender {
             cancel,
             replacement,
             ended,
+            liveness,
             thread,
         })
+    }
+
+    /// Returns what knows whether the thread still runs: it ends with [`stop`](Self::stop), or if `on_event` panics.
+    #[must_use]
+    pub fn liveness(&self) -> Liveness {
+        self.liveness.clone()
     }
 
     /// Sends further messages with another exporter, from the next attempt on.
@@ -221,8 +231,9 @@ struct Work {
     is_asked: bool,
     /// True once the last attempt at the end was begun.
     is_last: bool,
-    /// Dropped at the end of the thread.
+    /// Both are dropped at the end of the thread.
     _ends: Channel<()>,
+    _guard: LivenessGuard,
 }
 
 /// What was reported of the receiver.

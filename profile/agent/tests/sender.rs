@@ -251,3 +251,19 @@ fn at_the_end_one_more_attempt_is_made_at_once() {
         assert_eq!(counts.dropped(DropReason::Stopped).messages, dropped);
     }
 }
+
+#[test]
+fn a_sender_that_has_panicked_is_not_alive() {
+    let server = Server::start(Protocol::Http, vec![Reply::Taken]);
+    let queue = Queue::in_memory(QueueLimits::default());
+    let exporter = exporter(&server.url(), Protocol::Http);
+    let panics = |event: Event| panic!("as the test wants: {event}");
+    let sender = Sender::start(queue.clone(), exporter, AT_ONCE, panics).unwrap();
+    let liveness = sender.liveness();
+    assert!(liveness.is_alive());
+    queue.push(message(1, 2), 2);
+    while liveness.is_alive() {
+        std::thread::yield_now();
+    }
+    sender.stop(HOUR);
+}
