@@ -26,7 +26,7 @@ pub struct ThreadFacts {
 }
 
 /// Data that samples share, stored once.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Catalog {
     processes: Vec<ProcessFacts>,
     threads: Vec<ThreadFacts>,
@@ -298,7 +298,7 @@ impl Catalog {
 }
 
 /// A context, or a reference to one, compared and hashed without [`DecodedContext::skipped`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Hashed<C>(C);
 
 /// The part of a context that is compared and hashed.

@@ -15,6 +15,11 @@ pub(crate) trait Backend: Send {
     /// Samples taken until then can still be drained.
     fn stop(&mut self);
 
+    /// Changes the period, in nanoseconds. Returns false if this method cannot.
+    fn set_period(&mut self, _: u64) -> bool {
+        false
+    }
+
     fn has_targets(&self) -> bool;
 
     fn started(&self) -> u64;

@@ -168,6 +168,11 @@ impl Options {
     /// Returns the sampling period in nanoseconds. The frequency is capped at 100 kHz, the kernel's
     /// default limit (`kernel.perf_event_max_sample_rate`).
     pub fn period(&self) -> u64 {
-        1_000_000_000 / u64::from(self.frequency.clamp(1, 100_000))
+        period(self.frequency)
     }
+}
+
+/// Returns the period of a frequency, in nanoseconds.
+pub(crate) fn period(frequency: u32) -> u64 {
+    1_000_000_000 / u64::from(frequency.clamp(1, 100_000))
 }

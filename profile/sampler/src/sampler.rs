@@ -8,6 +8,7 @@ use otelctx_reader as reader;
 use otelctx_sample::{Catalog, Counts, ModuleFiles, Sample};
 
 use crate::backend::Backend;
+use crate::options::period;
 use crate::{
     Error, INTERVAL, IncompleteStacks, IncompleteSteps, Options, Refusal, Targets, Totals,
     WaitFacts, ebpf, ptrace,
@@ -105,6 +106,15 @@ impl Sampler {
     /// recordings rotate their catalog to bound its memory.
     pub fn reset_catalog(&mut self) {
         self.backend.processes_mut().reset_catalog();
+    }
+
+    /// Changes the sampling frequency per CPU, in Hz. With eBPF, returns the new period, in nanoseconds: each sample of a thread
+    /// that runs, and that is taken after this call has returned, stands for it: the next tick of a CPU is a whole new period
+    /// after the change. The buffers stay as large as [`Options::frequency`] needs them. With ptrace, returns `None`, and
+    /// nothing changes.
+    pub fn set_frequency(&mut self, frequency: u32) -> Option<u64> {
+        let period = period(frequency);
+        self.backend.set_period(period).then_some(period)
     }
 
     /// Returns the start of sampling, in nanoseconds of `CLOCK_MONOTONIC`: no sample is older.

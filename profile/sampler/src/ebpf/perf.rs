@@ -12,6 +12,7 @@ const PERF_COUNT_SW_DUMMY: u64 = 9;
 const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 8;
 const PERF_EVENT_IOC_ENABLE: libc::c_ulong = 0x2400;
 const PERF_EVENT_IOC_DISABLE: libc::c_ulong = 0x2401;
+const PERF_EVENT_IOC_PERIOD: libc::c_ulong = 0x4008_2404;
 const PERF_EVENT_IOC_SET_BPF: libc::c_ulong = 0x4004_2408;
 /// `PERF_SAMPLE_TIME`: add the time to each record.
 const SAMPLE_TIME: u64 = 1 << 2;
@@ -97,6 +98,17 @@ impl Event {
         }
         Ok(())
     }
+
+    /// Changes the period. The next tick is a whole new period away.
+    fn set_period(&self, period: u64) -> io::Result<()> {
+        let pointer = &raw const period;
+        // SAFETY: this request reads 8 bytes, which this function owns during the call.
+        let result = unsafe { libc::ioctl(self.descriptor(), PERF_EVENT_IOC_PERIOD as _, pointer) };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
 }
 
 /// Opens the event of a CPU that reports mappings, programs and processes, with times of
@@ -145,6 +157,14 @@ impl Clocks {
     pub(super) fn start(&mut self) -> io::Result<()> {
         self.are_started = true;
         self.clocks.iter().try_for_each(|clock| clock.event.start())
+    }
+
+    /// Changes the period, in nanoseconds. A clock that cannot be changed is closed, and [`follow`](Self::follow) opens
+    /// another one.
+    pub(super) fn set_period(&mut self, period: u64) {
+        self.period = period;
+        self.clocks
+            .retain(|clock| clock.event.set_period(period).is_ok());
     }
 
     pub(super) fn stop(&self) {

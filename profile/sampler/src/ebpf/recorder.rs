@@ -461,6 +461,11 @@ impl Backend for Recorder {
         self.stopped = true;
     }
 
+    fn set_period(&mut self, period: u64) -> bool {
+        self.loaded.clocks.set_period(period);
+        true
+    }
+
     /// Two consecutive surveys must find no running target if an end was not reported: the event
     /// was lost, or the process ended before the program had it. A child may not be tracked yet.
     fn has_targets(&self) -> bool {

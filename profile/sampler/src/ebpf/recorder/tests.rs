@@ -496,6 +496,49 @@ fn processes_without_room_among_the_targets_are_counted() {
 
 /// The kernel disables a CPU's events when it goes offline. This simulates that, without taking a
 /// CPU offline.
+/// However busy the machine is, a CPU has at most one sample in each period.
+#[test]
+fn the_period_changes_while_sampling() {
+    const SLOW: u64 = 1_000_000_000 / 7;
+    let Some(target) = busy() else {
+        return;
+    };
+    let mut options = Options::new(Targets::Processes(vec![target.pid()]));
+    options.frequency = 997;
+    let Some(mut recorder) = start(&options) else {
+        return;
+    };
+    let mut catalog = Catalog::new();
+    // Takes samples that are not older until there are enough of a CPU; by CPU, their number and the time of the last one.
+    let mut samples =
+        |recorder: &mut Recorder, since: u64, is_enough: &dyn Fn(u64, u64) -> bool| {
+            let mut by_cpu = std::collections::BTreeMap::<u32, (u64, u64)>::new();
+            while !by_cpu.values().any(|it| is_enough(it.0, it.1 - since)) {
+                std::thread::sleep(INTERVAL);
+                recorder.drain(&mut catalog, &mut |sample| {
+                    if sample.time > since {
+                        let (count, last) = by_cpu.entry(sample.cpu).or_default();
+                        (*count, *last) = (*count + 1, sample.time);
+                    }
+                });
+            }
+            by_cpu
+        };
+    let begun = monotonic();
+    samples(&mut recorder, begun, &|count, _| count > 20);
+    assert!(recorder.set_period(SLOW));
+    let changed = monotonic();
+    let slow = samples(&mut recorder, changed, &|count, _| count > 5);
+    for (cpu, (count, last)) in slow {
+        let most = (last - changed) / SLOW + 1;
+        assert!(count <= most, "{count} samples of CPU {cpu}, not {most}");
+    }
+    assert!(recorder.set_period(options.period()));
+    let changed = monotonic();
+    let is_faster = |count, passed| count > passed / SLOW + 5;
+    samples(&mut recorder, changed, &is_faster);
+}
+
 #[test]
 fn a_cpu_that_comes_back_is_sampled() {
     let Some(_target) = busy() else { return };
