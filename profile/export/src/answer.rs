@@ -74,7 +74,7 @@ impl Failure {
     /// An unreachable server may be reachable soon; a rejected certificate stays rejected.
     pub(crate) fn to_connect(error: Error) -> Self {
         match error {
-            Error::Unreachable { .. } => Self::for_now(error),
+            Error::Unreachable { .. } | Error::Proxy { .. } => Self::for_now(error),
             error => Self::unread(error),
         }
     }

@@ -8,6 +8,8 @@ use tokio::net::TcpStream;
 
 use crate::endpoint::Endpoint;
 use crate::error::Error;
+use crate::protocol::Protocol;
+use crate::proxy::Proxy;
 
 /// This program's name in requests.
 pub(crate) const NAME: &str = concat!("otelctx/", env!("CARGO_PKG_VERSION"));
@@ -47,7 +49,30 @@ impl Connector {
         &self.endpoint
     }
 
-    pub(crate) async fn connect(&self) -> Result<TokioIo<Box<dyn Stream>>, Error> {
+    /// Returns the proxy that requests themselves are sent to: over other protocols than plain HTTP/1.1, it makes a tunnel.
+    pub(crate) fn forwarding_proxy(&self) -> Option<&Proxy> {
+        let is_plain = self.endpoint.protocol == Protocol::Http && !self.endpoint.is_https();
+        self.endpoint.proxy.as_ref().filter(|_| is_plain)
+    }
+
+    /// Connects to a proxy, and through it to the endpoint unless it forwards requests.
+    async fn connect_through(&self, proxy: &Proxy) -> Result<TcpStream, Error> {
+        let failed = |why: std::io::Error| Error::Proxy {
+            endpoint: self.endpoint.to_string(),
+            reason: format!("{proxy}: {why}"),
+        };
+        let address = (&proxy.host[..], proxy.port);
+        let mut stream = TcpStream::connect(address).await.map_err(failed)?;
+        stream.set_nodelay(true).map_err(failed)?;
+        if self.forwarding_proxy().is_none() {
+            let (host, port) = (self.endpoint.host(), self.endpoint.port());
+            let tunnel = proxy.tunnel(&mut stream, host, port).await;
+            tunnel.map_err(failed)?;
+        }
+        Ok(stream)
+    }
+
+    async fn connect_directly(&self) -> Result<TcpStream, Error> {
         let address = (self.endpoint.host(), self.endpoint.port());
         let unreachable = |why: std::io::Error| Error::Unreachable {
             endpoint: self.endpoint.to_string(),
@@ -57,6 +82,14 @@ impl Connector {
         let stream = TcpStream::connect(address).await.map_err(unreachable)?;
         // A request is written in a few large pieces, and the last one should not be delayed.
         stream.set_nodelay(true).map_err(unreachable)?;
+        Ok(stream)
+    }
+
+    pub(crate) async fn connect(&self) -> Result<TokioIo<Box<dyn Stream>>, Error> {
+        let stream = match &self.endpoint.proxy {
+            Some(proxy) => self.connect_through(proxy).await?,
+            None => self.connect_directly().await?,
+        };
         #[cfg(feature = "tls")]
         if let Some(tls) = &self.tls {
             let stream = tls.handshake(stream).await.map_err(|why| Error::Tls {

@@ -1,12 +1,13 @@
 //! Downloads files over HTTP/1.1, such as debug information from a debuginfod server.
 
+use std::env;
 use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, HOST, USER_AGENT};
+use http::header::{CONTENT_LENGTH, HOST, PROXY_AUTHORIZATION, USER_AGENT};
 use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
@@ -15,6 +16,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time;
 
 use crate::connect::{Connector, NAME};
+use crate::proxy::Proxy;
 use crate::{Endpoint, Error, Protocol, endpoint};
 
 /// Maximum size of a response's head, in bytes.
@@ -131,7 +133,7 @@ impl DownloadError {
 }
 
 impl Downloads {
-    /// Prepares downloads from `url`, without connecting yet.
+    /// Prepares downloads from `url`, without connecting yet, through the proxy of `HTTPS_PROXY` or `HTTP_PROXY` if it is set.
     ///
     /// # Errors
     ///
@@ -147,7 +149,9 @@ impl Downloads {
             Error::Endpoint { url, reason } => DownloadError::Url { url, reason },
             error => DownloadError::Prepare(error),
         })?;
-        let endpoint = Endpoint::of(uri, Protocol::Http);
+        let mut endpoint = Endpoint::of(uri, Protocol::Http);
+        let proxy = Proxy::from_environment(&endpoint.uri, |name| env::var(name).ok());
+        endpoint.proxy = proxy.map_err(DownloadError::Prepare)?;
         let mut runtime = Builder::new_current_thread();
         let runtime = runtime.enable_io().enable_time().build();
         let prepare = |why: io::Error| DownloadError::Prepare(Error::Prepare(why.to_string()));
@@ -265,7 +269,14 @@ async fn request(connector: &Connector, path: &str) -> Result<Response<Incoming>
     // It ends with the connection; the request returns its errors.
     tokio::spawn(driver);
     let authority = endpoint.uri.authority().map_or("", |found| found.as_str());
-    let request = Request::get(path)
+    let mut request = Request::get(path);
+    if let Some(proxy) = connector.forwarding_proxy() {
+        request = Request::get(format!("http://{authority}{path}"));
+        if let Some(authorization) = &proxy.authorization {
+            request = request.header(PROXY_AUTHORIZATION, authorization);
+        }
+    }
+    let request = request
         .header(HOST, authority)
         .header(USER_AGENT, HeaderValue::from_static(NAME))
         .body(Empty::<Bytes>::new())

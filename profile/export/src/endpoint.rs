@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 
+use crate::encoding::percent_decoded;
 use crate::error::Error;
 use crate::protocol::Protocol;
+use crate::proxy::Proxy;
 
 /// The path below an endpoint to which profiles are posted over HTTP.
 const PATH: &str = "v1development/profiles";
@@ -22,6 +24,7 @@ pub struct Endpoint {
     pub(crate) uri: Uri,
     pub(crate) protocol: Protocol,
     pub(crate) headers: HeaderMap,
+    pub(crate) proxy: Option<Proxy>,
     /// Timeout of one attempt, from connecting to the end of the response; 10 s by default.
     pub timeout: Duration,
     /// True if requests are compressed with gzip, as by default.
@@ -65,6 +68,7 @@ impl Endpoint {
             uri,
             protocol,
             headers: HeaderMap::new(),
+            proxy: None,
             timeout: Duration::from_secs(10),
             gzip: true,
             certificate: None,
@@ -77,8 +81,8 @@ impl Endpoint {
 
     /// Creates an endpoint from `url` and `protocol`, and otherwise from the environment variables
     /// `OTEL_EXPORTER_OTLP_*` (`ENDPOINT`, `PROTOCOL`, `HEADERS`, `TIMEOUT`, `COMPRESSION`,
-    /// `CERTIFICATE`, `CLIENT_CERTIFICATE` and `CLIENT_KEY`). `OTEL_EXPORTER_OTLP_PROFILES_*` take precedence. `variable` returns their
-    /// values.
+    /// `CERTIFICATE`, `CLIENT_CERTIFICATE` and `CLIENT_KEY`). `OTEL_EXPORTER_OTLP_PROFILES_*` take precedence. The HTTP proxy is
+    /// that of `HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY`. `variable` returns their values.
     ///
     /// The port of a given `url` takes precedence over the variable `PROTOCOL` if it is a default
     /// port: 4317 for gRPC, 4318 for HTTP. Over HTTP, `PROFILES_ENDPOINT` is the whole URL of the
@@ -121,6 +125,7 @@ impl Endpoint {
         if let Some(gzip) = environment.parsed("COMPRESSION", is_gzip)? {
             endpoint.gzip = gzip;
         }
+        endpoint.proxy = Proxy::from_environment(&endpoint.uri, &variable)?;
         let path = |name| environment.parsed(name, |path| Ok(PathBuf::from(path)));
         endpoint.certificate = path("CERTIFICATE")?;
         endpoint.client_certificate = match (path("CLIENT_CERTIFICATE")?, path("CLIENT_KEY")?) {
@@ -273,24 +278,6 @@ fn headers(text: &str) -> Result<HeaderMap, String> {
         headers.append(name, value);
     }
     Ok(headers)
-}
-
-fn percent_decoded(text: &str) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, behind @ ..] = rest {
-        let digit = |byte: u8| char::from(byte).to_digit(16);
-        if let (b'%', [high, low, behind @ ..]) = (first, behind)
-            && let (Some(high), Some(low)) = (digit(*high), digit(*low))
-        {
-            bytes.push((high << 4 | low) as u8);
-            rest = behind;
-        } else {
-            bytes.push(*first);
-            rest = behind;
-        }
-    }
-    bytes
 }
 
 fn milliseconds(text: &str) -> Result<Duration, String> {

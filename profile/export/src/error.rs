@@ -61,6 +61,14 @@ pub enum Error {
         /// Its kind.
         kind: io::ErrorKind,
     },
+    /// There is no connection through the HTTP proxy.
+    #[error("cannot connect to {endpoint} through the proxy {reason}")]
+    Proxy {
+        /// The URL.
+        endpoint: String,
+        /// The proxy's URL, without user and password, and the system's error or the proxy's answer.
+        reason: String,
+    },
     /// A connection was established, but TLS failed.
     #[error("{endpoint}: TLS failed: {reason}")]
     Tls {
@@ -130,6 +138,10 @@ impl Error {
                 Protocol::Grpc.port(),
                 Protocol::Http.port()
             )),
+            Self::Proxy { .. } => Some(
+                "NO_PROXY names hosts that need no proxy; HTTPS_PROXY and HTTP_PROXY name the proxy"
+                    .into(),
+            ),
             Self::Tls { .. } => Some(
                 "use http:// if it has no TLS; OTEL_EXPORTER_OTLP_CERTIFICATE names a file of CA \
                  certificates to trust"

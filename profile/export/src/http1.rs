@@ -7,7 +7,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HOST, LOCATION, RETRY_AFTER, USER_AGENT};
+use http::header::{
+    CONTENT_ENCODING, CONTENT_TYPE, HOST, LOCATION, PROXY_AUTHORIZATION, RETRY_AFTER, USER_AGENT,
+};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1::{self, SendRequest};
@@ -109,8 +111,17 @@ impl Http {
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = Method::POST;
         *request.headers_mut() = self.headers.clone();
+        let uri = &self.connector.endpoint().uri;
+        if let Some(proxy) = self.connector.forwarding_proxy() {
+            *request.uri_mut() = uri.clone();
+            if let Some(authorization) = &proxy.authorization {
+                let headers = request.headers_mut();
+                headers.insert(PROXY_AUTHORIZATION, authorization.clone());
+            }
+            return request;
+        }
         // The host is in a header, so the URI here is only the path.
-        let path = self.connector.endpoint().uri.path_and_query().cloned();
+        let path = uri.path_and_query().cloned();
         *request.uri_mut() = path.map_or(Uri::from_static("/"), Uri::from);
         request
     }

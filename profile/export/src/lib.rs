@@ -25,6 +25,7 @@ mod answer;
 mod attempt;
 mod connect;
 mod download;
+mod encoding;
 mod endpoint;
 mod error;
 mod exporter;
@@ -32,6 +33,7 @@ mod grpc;
 mod http1;
 mod other_protocol;
 mod protocol;
+mod proxy;
 mod sent;
 
 pub use attempt::{Cancel, Message, Retry, Unsent};
