@@ -1,15 +1,22 @@
 //! `otelctx symbolize`: adds function names to a recording that has addresses alone.
 
+mod stream;
+
 use std::cmp::Reverse;
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::path::PathBuf;
 
 use otelctx_profile::sample::format::hexadecimal;
-use otelctx_profile::sample::{Module, ModuleFiles, ProcessFacts};
-use otelctx_profile::{Format, Input, RecordedFile, SymbolQuery, Symbolizer, check_writable};
+use otelctx_profile::sample::{Function, Module, ModuleFiles, ProcessFacts};
+use otelctx_profile::{
+    Format, Input, NamedModule, RecordedFile, SymbolQuery, Symbolizer, UnnamedModule,
+    check_writable,
+};
 use otelctx_symbolize::{SharedServer, Symbols, find_files};
 use serde::Serialize;
 
 use crate::command::debug_files::DebugFiles;
+use crate::command::record::cached_symbols::KnownFunctions;
 use crate::error::Error;
 use crate::output::json;
 use crate::output::terminal::{self, escape};
@@ -34,12 +41,17 @@ const MAX_WITHOUT_NAMES: usize = 5;
 Examples:
   otelctx record --all --no-symbols -o profile.otlp
   otelctx symbolize profile.otlp
-  otelctx symbolize profile.otlp -o named.otlp --debug-dir ./files-of-that-machine")]
+  otelctx symbolize profile.otlp -o named.otlp --debug-dir ./files-of-that-machine
+  tail -c +1 -F profiles.out | otelctx symbolize --stream > named.out")]
 pub(crate) struct Arguments {
     /// File written by `otelctx record`; the further parts of a long recording (FILE.2.otlp, …) belong
     /// to it
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    #[arg(value_name = "FILE", required_unless_present = "stream")]
+    file: Option<PathBuf>,
+    /// Read messages from standard input, as the Collector's file exporter writes them (format: proto), and
+    /// write each with names to standard output
+    #[arg(long, conflicts_with_all = ["file", "output", "json"])]
+    stream: bool,
     /// File to write, with the extension .otlp [default: replace FILE]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -76,31 +88,27 @@ struct ListedFile {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
-    let output = arguments.output.as_ref().unwrap_or(&arguments.file);
+    open_files::allow_many();
+    let Some(file) = &arguments.file else {
+        return stream::run(&arguments.debug_files);
+    };
+    let output = arguments.output.as_ref().unwrap_or(file);
     if let Some(path) = &arguments.output
         && !matches!(Format::from_path(path), Ok(Format::Otlp))
     {
         return Err(Error::OnlyOtlp(path.clone()));
     }
-    let input = Input::recording(&arguments.file);
+    let input = Input::recording(file);
     let outputs: Vec<PathBuf> = (1..=input.paths().len())
         .map(|part| Format::part_path(output, part))
         .collect();
     outputs.iter().try_for_each(|path| check_writable(path))?;
-    open_files::allow_many();
-    let server = arguments.debug_files.server()?;
-    let mut naming = Naming {
-        debug_directories: &arguments.debug_files.debug_dir,
-        server: server.clone(),
-        symbols: arguments.debug_files.symbols(server),
-        modules: 0,
-        answer: Answer {
-            file: output.to_string_lossy().into_owned(),
-            ..Answer::default()
-        },
-    };
+    let mut naming = Naming::new(&arguments.debug_files)?;
+    naming.answer.file = output.to_string_lossy().into_owned();
     for (file, output) in input.paths().zip(&outputs) {
-        naming.add_names(file, output)?;
+        let recorded = RecordedFile::read(file)?;
+        let named = naming.names(&recorded)?;
+        recorded.write(&named, output)?;
     }
     let mut answer = naming.answer;
     answer.files = outputs.len();
@@ -116,59 +124,109 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     Ok(Status::Done)
 }
 
-/// Adds names to the files of a recording.
+/// Finds names for recordings.
 struct Naming<'d> {
     debug_directories: &'d [PathBuf],
     server: Option<SharedServer>,
     symbols: Symbols,
+    /// Functions of files with build IDs.
+    known: KnownFunctions,
     /// Number of files with functions so far.
     modules: u64,
     answer: Answer,
 }
 
-impl Naming<'_> {
-    /// Writes a file of a recording with names to `output`.
-    fn add_names(&mut self, file: &Path, output: &Path) -> Result<(), Error> {
-        let recorded = RecordedFile::read(file)?;
-        let modules = recorded.unnamed()?;
+impl<'d> Naming<'d> {
+    fn new(debug_files: &'d DebugFiles) -> Result<Self, Error> {
+        let server = debug_files.server()?;
+        Ok(Self {
+            debug_directories: &debug_files.debug_dir,
+            symbols: debug_files.symbols(server.clone()),
+            server,
+            known: KnownFunctions::default(),
+            modules: 0,
+            answer: Answer::default(),
+        })
+    }
+
+    /// Finds the functions of a recording that has addresses alone.
+    fn names(&mut self, recorded: &RecordedFile<'_>) -> Result<Vec<NamedModule>, Error> {
+        let mut modules = recorded.unnamed()?;
+        self.answer.addresses += modules.iter().map(|it| it.offsets.len()).sum::<usize>();
+        let mut named: Vec<_> = modules.iter_mut().map(|it| self.take_known(it)).collect();
+        let left = modules.into_iter().enumerate();
+        let left = left.filter(|(_, module)| !module.offsets.is_empty());
+        let (indexes, modules): (Vec<usize>, Vec<_>) = left.unzip();
         let found = find_files(&modules, self.debug_directories, self.server.as_ref());
-        let answer = &mut self.answer;
-        answer.addresses += modules.iter().map(|it| it.offsets.len()).sum::<usize>();
-        let process = ProcessFacts::default();
-        let mut named = Vec::new();
-        for (module, file) in modules.into_iter().zip(found) {
-            self.modules += 1;
+        for ((index, module), file) in indexes.into_iter().zip(modules).zip(found) {
             let listed = |addresses: usize| ListedFile {
                 path: module.path.clone(),
                 build_id: hexadecimal(&module.identity.build_id),
                 addresses,
             };
             let Some(file) = file else {
-                add(&mut answer.missing, listed(module.offsets.len()));
+                add(&mut self.answer.missing, listed(module.offsets.len()));
                 continue;
             };
-            let facts = Module {
-                path: module.path.clone(),
-                build_id: module.identity.build_id.clone(),
-                // Without a build ID, this tells it from others; nothing is looked up by it.
-                inode: self.modules,
-                ..Module::default()
-            };
-            // One at a time: the number of files that are kept is bounded, a recording's is not.
-            let files = ModuleFiles::default();
-            files.keep(&facts, file);
-            self.symbols = std::mem::take(&mut self.symbols).files(files);
-            let query = SymbolQuery::new(&facts, &process);
-            let functions = self.symbols.functions(query, &module.offsets);
+            let functions = self.resolve(&module, file);
             let without = functions.iter().filter(|it| it.is_empty()).count();
-            answer.named += functions.len() - without;
+            self.answer.named += functions.len() - without;
             if without > 0 {
-                add(&mut answer.without_names, listed(without));
+                add(&mut self.answer.without_names, listed(without));
             }
-            named.push((module, functions));
+            let (of_file, known) = &mut named[index];
+            of_file.offsets.extend(module.offsets);
+            known.extend(functions);
         }
-        recorded.write(&named, output)?;
-        Ok(())
+        named.retain(|(module, _)| !module.offsets.is_empty());
+        Ok(named)
+    }
+
+    /// Moves the offsets of a module whose functions are known, with these.
+    fn take_known(&mut self, module: &mut UnnamedModule) -> NamedModule {
+        let (mut offsets, mut functions) = (Vec::new(), Vec::new());
+        let key = &module.identity.build_id;
+        if !key.is_empty() {
+            module.offsets.retain(|offset| {
+                let known = self.known.get(key, *offset);
+                let is_known = known.is_some();
+                offsets.extend(is_known.then_some(*offset));
+                functions.extend(known);
+                !is_known
+            });
+        }
+        self.answer.named += offsets.len();
+        let known = UnnamedModule {
+            path: module.path.clone(),
+            identity: module.identity.clone(),
+            offsets,
+        };
+        (known, functions)
+    }
+
+    fn resolve(&mut self, module: &UnnamedModule, file: File) -> Vec<Vec<Function>> {
+        self.modules += 1;
+        let facts = Module {
+            path: module.path.clone(),
+            build_id: module.identity.build_id.clone(),
+            // Without a build ID, this tells it from others; nothing is looked up by it.
+            inode: self.modules,
+            ..Module::default()
+        };
+        // One at a time: the number of files that are kept is bounded, a recording's is not.
+        let files = ModuleFiles::default();
+        files.keep(&facts, file);
+        self.symbols = std::mem::take(&mut self.symbols).files(files);
+        let process = ProcessFacts::default();
+        let query = SymbolQuery::new(&facts, &process);
+        let functions = self.symbols.functions(query, &module.offsets);
+        if !facts.build_id.is_empty() {
+            let both = module.offsets.iter().zip(&functions);
+            for (offset, functions) in both.filter(|(_, it)| !it.is_empty()) {
+                self.known.add(&facts.build_id, *offset, functions);
+            }
+        }
+        functions
     }
 }
 

@@ -67,6 +67,37 @@ fn assert_named(file: &str) {
     assert!(are_named(&found), "{found:?}");
 }
 
+/// Names messages one by one, as a Collector's file has them. One that cannot be named is left as it was.
+fn assert_stream_is_named(scratch: &Scratch, file: &str) {
+    let message = fs::read(file).unwrap();
+    let messages = [&message[..], b"\xff", &message];
+    let [input, output] = ["in", "out.otlp"].map(|it| scratch.path(it));
+    let framed = messages.map(|it| [&(it.len() as u32).to_be_bytes()[..], it].concat());
+    fs::write(&input, framed.concat()).unwrap();
+    let mut stream = crate::run::command(&["symbolize", "--stream"]);
+    stream.stdin(fs::File::open(&input).unwrap());
+    let answer = stream.output().unwrap();
+    let said = String::from_utf8_lossy(&answer.stderr);
+    assert!(answer.status.success(), "{said}");
+    assert!(
+        said.contains(" in 3 messages; 1 left as before\n"),
+        "{said}"
+    );
+    let mut rest = &answer.stdout[..];
+    for original in messages {
+        let (size, behind) = rest.split_first_chunk().unwrap();
+        let (message, behind) = behind.split_at(u32::from_be_bytes(*size) as usize);
+        rest = behind;
+        if original == b"\xff" {
+            assert_eq!(message, original);
+        } else {
+            fs::write(&output, message).unwrap();
+            assert_named(&output);
+        }
+    }
+    assert!(rest.is_empty());
+}
+
 #[test]
 fn a_recording_gets_its_names_from_the_recorded_files_only() {
     let flags = ["-O2", "-fno-omit-frame-pointer", "-Wl,--build-id"];
@@ -108,6 +139,7 @@ fn a_recording_gets_its_names_from_the_recorded_files_only() {
     assert!(text.starts_with("named "), "{text}");
     assert!(!text.contains("not found"), "{text}");
     assert_named(&named);
+    assert_stream_is_named(&scratch, &file);
     // Its further parts belong to it.
     let [second, named_second] = [&file, &named].map(|it| it.replace(".otlp", ".2.otlp"));
     let addresses = |json: &serde_json::Value| json["addresses"].as_u64().unwrap();

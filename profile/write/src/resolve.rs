@@ -48,6 +48,12 @@ impl<'p> RecordedFile<'p> {
         Ok(Self { bytes, path })
     }
 
+    /// Takes a message that was read elsewhere, which errors name `path`.
+    #[must_use]
+    pub fn of(bytes: Vec<u8>, path: &'p Path) -> Self {
+        Self { bytes, path }
+    }
+
     /// Returns the files with unknown functions.
     ///
     /// # Errors
@@ -64,13 +70,21 @@ impl<'p> RecordedFile<'p> {
     /// # Errors
     /// Returns [`Error::TooLarge`], [`Error::Malformed`] and [`Error::Write`].
     pub fn write(&self, named: &[NamedModule], path: &Path) -> Result<(), Error> {
+        let bytes = self.named(named)?;
+        file::write(path, |writer| writer.write_all(&bytes))
+    }
+
+    /// Returns the recording with these functions.
+    ///
+    /// # Errors
+    /// Returns [`Error::TooLarge`] and [`Error::Malformed`].
+    pub fn named(&self, named: &[NamedModule]) -> Result<Vec<u8>, Error> {
         let limits = Limits {
             output: MAX_OUTPUT,
             ..LIMITS
         };
         let work = |pipe: &mut dyn Write| write_named(&self.bytes, named, pipe);
-        let bytes = recorded_file::run(self.path, limits, work)?;
-        file::write(path, |writer| writer.write_all(&bytes))
+        recorded_file::run(self.path, limits, work)
     }
 }
 
