@@ -302,6 +302,80 @@ fn questions(page: &str) -> Vec<(Vec<Statement<'_>>, Vec<String>)> {
         .collect()
 }
 
+/// The statements of a Grafana dashboard, for the file instead of the table, with Grafana's macros replaced as it does.
+fn statements_of_dashboard(text: &str) -> Vec<Statement<'static>> {
+    let dashboard: serde_json::Value = serde_json::from_str(text).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let variables = dashboard["templating"]["list"].as_array().unwrap().iter();
+    let of_panels = panels.map(|it| it["targets"][0]["rawSql"].as_str().unwrap());
+    let of_variables = variables.filter(|it| it["type"] == "query");
+    let all = of_panels.chain(of_variables.map(|it| it["query"].as_str().unwrap()));
+    let statements = all.map(|sql| {
+        assert!(sql.contains("otelctx.samples"), "{sql}");
+        let sql = sql
+            .replace("otelctx.samples", "file('profile.parquet')")
+            .replace(
+                "$__timeFilter(time)",
+                "time >= toDateTime(1699999999) AND time <= toDateTime(1700000100)",
+            )
+            .replace("${service:singlequote}", "'shop','mailer'")
+            .replace("now()", "toDateTime(1700000100)");
+        assert!(!sql.contains('$'), "{sql}");
+        ("ClickHouse", sql)
+    });
+    statements.collect()
+}
+
+#[test]
+fn the_dashboard_for_clickhouse_shows_a_recording() {
+    let folder = Directory::new("dashboard");
+    let profile = shop(START, 200);
+    profile
+        .write_file(&folder.0.join("profile.otlp"), &Options::default())
+        .unwrap();
+    folder.otelctx(&["report", "profile.otlp", "-o", "profile.parquet"]);
+    let statements = statements_of_dashboard(include_str!("../../deploy/grafana/clickhouse.json"));
+    let Some(given) = folder.query(&statements) else {
+        return;
+    };
+    let traces = (101..121).map(|it: u64| format!("{it:032x} | /report | 0.1"));
+    let traces: Vec<String> = traces.collect();
+    let lines = |lines: &[&str]| lines.iter().map(|it| (*it).to_owned()).collect();
+    let expected: [Vec<String>; 8] = [
+        lines(&[
+            "2023-11-14 22:13:00 | mailer | 0.008333333333333333",
+            "2023-11-14 22:13:00 | shop | 0.05",
+        ]),
+        lines(&[
+            "2023-11-14 22:13:00 |  | 0.008333333333333333",
+            "2023-11-14 22:13:00 | web-1 | 0.05",
+        ]),
+        lines(&[
+            "/report | 2 | 0 | 20",
+            "/cart | 1 | 0 | 20",
+            " | 0.5 | 0 | 0",
+        ]),
+        traces,
+        lines(&["cart | 1", "md5 | 1", "totals | 1", "main.send | 0.5"]),
+        lines(&[
+            "_PyEval_Vector | 3",
+            "_start | 3",
+            "serve | 3",
+            "report | 2",
+            "cart | 1",
+            "md5 | 1",
+            "totals | 1",
+            "main.send | 0.5",
+        ]),
+        Vec::new(),
+        lines(&["mailer", "shop"]),
+    ];
+    assert_eq!(given.len(), expected.len());
+    for (((_, sql), given), expected) in statements.iter().zip(given).zip(expected) {
+        assert_eq!(given, expected, "{sql}");
+    }
+}
+
 #[test]
 fn engines_answer_what_docs_sql_asks() {
     let folder = Directory::new("sql");

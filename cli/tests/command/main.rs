@@ -13,6 +13,7 @@ mod core;
 mod crowd;
 mod debuginfod;
 mod demo;
+mod deploy;
 mod dump;
 mod dump_waits;
 mod faults;
