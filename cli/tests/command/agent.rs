@@ -1,6 +1,6 @@
 //! `otelctx agent`, with OpenTelemetry's Collector and without one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -39,7 +39,12 @@ impl Agent {
     }
 
     fn start_with(arguments: &[&str], change: impl FnOnce(&mut std::process::Command)) -> Self {
-        let arguments = [&["agent", "--listen", "0"], arguments].concat();
+        // At the end, all is sent, however busy the machine is: tests compare what arrived.
+        let arguments = [
+            &["agent", "--listen", "0", "--stop-timeout", "5m"],
+            arguments,
+        ]
+        .concat();
         let mut command = command(&arguments);
         command.stdout(Stdio::null()).stderr(Stdio::piped());
         change(&mut command);
@@ -267,7 +272,8 @@ fn processes_opt_out_and_services_are_selected() {
     let out = Target::start_with("busy", |command| {
         command.env("OTELCTX_PROFILE", "off");
     });
-    let agent = Agent::start(&collector.http(), &["--service", "busy*"]);
+    let more = ["--service", "busy*", "--resource", "service.name=busy*"];
+    let agent = Agent::start(&collector.http(), &more);
     agent.wait_until("otelctx_messages_sent_total", 5.0);
     agent.wait_until("otelctx_samples_excluded_total", 20.0);
     agent.end();
@@ -325,6 +331,106 @@ fn systemd_and_probes_learn_what_the_agent_does() {
     assert!(line.contains("dropped (stopped)"), "{line}");
     let gone = otelctx(&["agent", "--health", "--listen", &address]).expect(1);
     assert!(gone.stderr.contains("no agent answers on"), "{gone:?}");
+}
+
+#[test]
+fn an_agent_that_takes_too_much_samples_less_often_and_each_profile_has_its_period() {
+    let Some(preparation) = Collector::prepare(0) else {
+        return;
+    };
+    let mut collector = preparation.start(&documented());
+    let _target = Target::start("busy");
+    let mut agent = Agent::start(&collector.grpc(), &["--cpu-budget", "0.1%"]);
+    if !agent.said.contains("with ebpf, 99 Hz") {
+        println!("skipped: eBPF is not permitted");
+        return;
+    }
+    agent.wait_for("sampling at 49 Hz from now on: the agent took ");
+    let sent = agent.metrics()["otelctx_messages_sent_total"];
+    agent.wait_until("otelctx_messages_sent_total", sent + 3.0);
+    assert!(agent.metrics()["otelctx_frequency_hertz"] < 99.0);
+    agent.end();
+    let periods = messages(&collector.written()).into_iter().map(|message| {
+        let resources = message.resource_profiles.into_iter();
+        let scopes = resources.flat_map(|it| it.scope_profiles);
+        let profiles = scopes.flat_map(|it| it.profiles);
+        profiles.map(|it| it.period).collect::<BTreeSet<i64>>()
+    });
+    let periods: Vec<_> = periods.collect();
+    assert_eq!(periods[0], [1_000_000_000 / 99].into());
+    // Never two in a message, whose samples stand for one of them.
+    assert!(periods.iter().all(|it| it.len() == 1), "{periods:?}");
+    assert!(
+        periods.contains(&[1_000_000_000 / 49].into()),
+        "{periods:?}"
+    );
+    assert!(!periods.last().unwrap().contains(&(1_000_000_000 / 99)));
+}
+
+#[test]
+fn samples_are_in_parquet_files_by_hour_and_service() {
+    let scratch = Scratch::new("agent-parquet");
+    let folder = scratch.path("tables");
+    let _target = Target::start("busy");
+    let more = ["--parquet", &folder, "--parquet-interval", "0.5"];
+    let agent = Agent::start(&nobody(), &more);
+    let subfolders = |of: &std::path::Path| -> Vec<std::path::PathBuf> {
+        let entries = fs::read_dir(of).into_iter().flatten();
+        entries.map(|it| it.unwrap().path()).collect()
+    };
+    let tables = || -> Vec<std::path::PathBuf> {
+        let hours = subfolders(folder.as_ref()).into_iter();
+        let hours = hours.filter(|it| it.to_string_lossy().contains("/hour="));
+        let services = hours.flat_map(|it| subfolders(&it));
+        let of_target = services.filter(|it| it.ends_with("service=busy%20shop"));
+        of_target.flat_map(|it| subfolders(&it)).collect()
+    };
+    while tables().len() < 2 {
+        thread::sleep(Duration::from_millis(50));
+    }
+    for table in tables() {
+        let name = table.file_name().unwrap().to_string_lossy();
+        assert!(
+            name.starts_with("part-") && name.ends_with(".parquet"),
+            "{name}"
+        );
+        let content = fs::read(&table).unwrap();
+        assert!(content.starts_with(b"PAR1") && content.ends_with(b"PAR1"));
+    }
+    agent.end();
+}
+
+#[test]
+fn an_agent_gives_up_what_it_does_not_need_and_says_that_there_is_another_one() {
+    let first = Agent::start(&nobody(), &[]);
+    let second = Agent::start(&nobody(), &[]);
+    assert!(
+        second.said.contains("another agent records this machine"),
+        "{}",
+        second.said
+    );
+    // Bits of the capabilities in deploy/README.md (linux/capability.h).
+    let kept = [2, 19, 23, 24, 34, 38, 39, 40].map(|bit: u64| 1 << bit);
+    let kept: u64 = kept.iter().sum();
+    let own = fs::read_to_string("/proc/self/status").unwrap();
+    let capabilities = |status: &str| {
+        let line = status.lines().find_map(|it| it.strip_prefix("CapEff:"));
+        u64::from_str_radix(line.unwrap().trim(), 16).unwrap()
+    };
+    let expected = capabilities(&own) & kept;
+    let mut threads = 0;
+    for thread in fs::read_dir(format!("/proc/{}/task", first.child.id())).unwrap() {
+        // It may have ended.
+        let Ok(status) = fs::read_to_string(thread.unwrap().path().join("status")) else {
+            continue;
+        };
+        assert_eq!(capabilities(&status), expected, "{status}");
+        for line in ["NoNewPrivs:\t1\n", "Seccomp:\t2\n"] {
+            assert!(status.contains(line), "{status}");
+        }
+        threads += 1;
+    }
+    assert!(threads > 3);
 }
 
 #[test]

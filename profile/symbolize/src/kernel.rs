@@ -1,4 +1,4 @@
-//! Functions of the running kernel. The kernel makes the text of `/proc/kallsyms` anew for each reader, which takes 20 ms and
+//! Functions of the running kernel. The kernel makes the text of `/proc/kallsyms` again for each reader, which takes 20 ms and
 //! more, so what was read is kept: 4 MiB for 120,000 functions.
 
 use std::fs::{self, File};
@@ -277,7 +277,7 @@ ffffffffc0005000 T nvme_poll\t[nvme]
         assert_ne!(module_places(before), module_places(moved));
     }
 
-    /// The kernel makes its text anew for each reader.
+    /// The kernel makes its text again for each reader.
     #[test]
     fn the_list_is_read_once() {
         let mut symbols = KernelSymbols::default();

@@ -3,24 +3,23 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use otelctx_agent::{Cardinality, Queue};
-use otelctx_profile::sample::format::process_context::Value;
-use otelctx_profile::sample::{ModuleFiles, ProcessFacts};
+use otelctx_agent::{Cardinality, Liveness, LivenessGuard, Queue};
+use otelctx_profile::sample::ModuleFiles;
 use otelctx_profile::{Options, Profile, Recording};
 use otelctx_sampler::monotonic;
 
-use super::names::{BackgroundNames, NewSymbols};
+use super::names::BackgroundNames;
+use super::parquet::Tables;
 use super::pods::Pods;
-use super::settings::{Services, Settings};
+use super::settings::{Recorded, Settings, current};
+use super::symbols::SymbolSource;
 
 /// Batches that may wait for the thread, beside the one that it works on.
 const MAX_WAITING: usize = 1;
-/// The resource attribute with the name of a service.
-const SERVICE_NAME: &str = "service.name";
 /// The time after which a batch takes too long: names are waited for for a part of an interval alone.
 const STALLED: Duration = Duration::from_secs(120);
 /// The part of an interval for which a batch waits for names of functions that are not known yet, and the maximum.
@@ -43,6 +42,8 @@ pub(super) struct Progress {
     /// Values that were replaced, and attributes that were removed, because there are too many.
     pub(super) limited_values: AtomicU64,
     pub(super) limited_attributes: AtomicU64,
+    /// CPU time of the thread that resolves functions, in nanoseconds.
+    pub(super) resolving: Arc<AtomicU64>,
 }
 
 impl Progress {
@@ -55,8 +56,11 @@ impl Progress {
 
 /// The thread, from the recorder's side.
 pub(super) struct Batches {
-    sender: SyncSender<Recording>,
+    sender: SyncSender<Vec<Recording>>,
     pub(super) progress: Arc<Progress>,
+    /// Whether the thread still runs, and that which resolves functions.
+    pub(super) encoder: Liveness,
+    pub(super) resolver: Liveness,
     thread: JoinHandle<()>,
 }
 
@@ -67,28 +71,35 @@ impl Batches {
         files: ModuleFiles,
         queue: Queue,
         message_size: usize,
+        tables: Tables,
         is_ending: Arc<AtomicBool>,
     ) -> io::Result<Self> {
         let (sender, receiver) = sync_channel(MAX_WAITING);
         let progress = Arc::new(Progress::default());
         let current = current(&settings);
-        let names =
-            BackgroundNames::start(new_symbols(&settings, &files, &is_ending), files, is_ending);
+        let (guard, encoder) = Liveness::pair();
+        let (of_resolver, resolver) = Liveness::pair();
+        let source = SymbolSource::new(Arc::clone(&settings), files, Arc::clone(&is_ending));
+        let time = Arc::clone(&progress.resolving);
         let work = Work {
-            names: names?,
+            names: BackgroundNames::start(source, is_ending, time, of_resolver)?,
             cardinality: Cardinality::new(current.cardinality),
             pods: current.pods(),
             in_force: current,
             settings,
             queue,
             message_size,
+            tables,
             progress: Arc::clone(&progress),
+            _guard: guard,
         };
         let thread = Builder::new().name("encoder".to_owned());
         let thread = thread.spawn(move || work.run(&receiver))?;
         Ok(Self {
             sender,
             progress,
+            encoder,
+            resolver,
             thread,
         })
     }
@@ -98,10 +109,10 @@ impl Batches {
         self.progress.waiting.load(Ordering::Acquire) <= MAX_WAITING
     }
 
-    /// Adds a batch.
-    pub(super) fn add(&self, batch: Recording) {
+    /// Adds a batch, in parts with a sampling period each.
+    pub(super) fn add(&self, batch: Vec<Recording>) {
         self.progress.waiting.fetch_add(1, Ordering::AcqRel);
-        let samples = batch.samples.len() as u64;
+        let samples = batch.iter().map(|it| it.samples.len() as u64).sum();
         self.progress.samples.fetch_add(samples, Ordering::Relaxed);
         // If the thread has panicked, that was printed.
         let _ = self.sender.send(batch);
@@ -113,29 +124,11 @@ impl Batches {
     }
 
     /// Adds the last batch, and waits until all are encoded.
-    pub(super) fn finish(self, last: Recording) {
+    pub(super) fn finish(self, last: Vec<Recording>) {
         self.add(last);
         drop(self.sender);
         let _ = self.thread.join();
     }
-}
-
-/// Returns the settings that are in force.
-pub(super) fn current(settings: &Mutex<Arc<Settings>>) -> Arc<Settings> {
-    let settings = settings.lock().unwrap_or_else(PoisonError::into_inner);
-    Arc::clone(&settings)
-}
-
-/// Returns what makes a symbolizer of the settings that are in force then.
-fn new_symbols(
-    settings: &Arc<Mutex<Arc<Settings>>>,
-    files: &ModuleFiles,
-    is_ending: &Arc<AtomicBool>,
-) -> NewSymbols {
-    let (settings, files) = (Arc::clone(settings), files.clone());
-    let is_ending = Arc::clone(is_ending);
-    let server = current(&settings).server();
-    Box::new(move || current(&settings).symbols(server.clone(), &files, &is_ending))
 }
 
 struct Work {
@@ -147,14 +140,17 @@ struct Work {
     pods: Pods,
     queue: Queue,
     message_size: usize,
+    tables: Tables,
     progress: Arc<Progress>,
+    _guard: LivenessGuard,
 }
 
 impl Work {
-    fn run(mut self, batches: &Receiver<Recording>) {
+    fn run(mut self, batches: &Receiver<Vec<Recording>>) {
         for batch in batches {
             self.progress.begun.store(monotonic(), Ordering::Relaxed);
-            self.encode(batch);
+            batch.into_iter().for_each(|part| self.encode(part));
+            self.tables.write_if_due();
             self.progress.begun.store(0, Ordering::Relaxed);
             self.progress.waiting.fetch_sub(1, Ordering::AcqRel);
         }
@@ -169,13 +165,14 @@ impl Work {
             self.pods = settings.pods();
             self.in_force = Arc::clone(&settings);
         }
+        // By these, too, processes are selected.
+        self.pods.apply(&mut batch);
         let all = batch.samples.len();
-        select(&settings.services, &mut batch);
+        select(&settings.recorded, &mut batch);
         let excluded = (all - batch.samples.len()) as u64;
         self.progress
             .excluded
             .fetch_add(excluded, Ordering::Relaxed);
-        self.pods.apply(&mut batch);
         settings.attributes.apply(&mut batch);
         let limited = self.cardinality.apply(&mut batch);
         let add = |counter: &AtomicU64, number| counter.fetch_add(number, Ordering::Relaxed);
@@ -193,16 +190,17 @@ impl Work {
             .clone_from(&settings.attributes.drop);
         let mut messages = profile.otlp_messages(&options, self.message_size);
         while let Some(message) = messages.next() {
+            self.tables.add(&message);
             self.queue.push(message, messages.samples() as u64);
         }
     }
 }
 
 /// Removes the samples of processes that are not to be recorded.
-fn select(services: &Services, batch: &mut Recording) {
+fn select(selected: &Recorded, batch: &mut Recording) {
     let processes = batch.catalog.processes();
     let recorded: Vec<bool> = processes
-        .map(|(_, facts)| !facts.opted_out && services.include(service(facts)))
+        .map(|(_, facts)| selected.includes(facts))
         .collect();
     if recorded.iter().all(|it| *it) {
         return;
@@ -212,14 +210,4 @@ fn select(services: &Services, batch: &mut Recording) {
         let process = catalog.thread_facts(sample.thread).process;
         recorded[process.index()]
     });
-}
-
-/// Returns the name of a process's service; empty if it has none.
-fn service(facts: &ProcessFacts) -> &str {
-    let mut resource = facts.resource.iter();
-    let found = resource.find(|(key, _)| key == SERVICE_NAME);
-    match found {
-        Some((_, Value::String(name))) => name,
-        _ => "",
-    }
 }

@@ -1,22 +1,31 @@
 //! `otelctx agent`: records the machine without end, and sends what it records to a collector.
 //!
-//! Three threads, none of which waits for another: this one samples, the next one resolves functions and encodes messages,
-//! the last one sends them.
+//! Three threads, none of which waits for another: this one samples, the next one encodes messages, the last one sends
+//! them. The second one waits for a fourth one, which resolves functions, for a bounded time.
 
 mod batches;
+mod cpu_budget;
+mod cpu_time;
 mod listen;
 mod monitor;
 mod names;
 mod notices;
+mod others;
+mod parquet;
+mod periods;
 mod pods;
+mod privileges;
+mod resolve_budget;
 mod settings;
 mod store;
 mod supervisor;
+mod symbols;
+mod system_calls;
 mod systemd;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::Instant;
 
 use otelctx_agent::{Backoff, DropReason, Queue, Sender};
 use otelctx_export::Exporter;
@@ -29,16 +38,15 @@ use crate::output::text::{count, grouped};
 use crate::{Setup, Status, hidden, interrupt};
 
 use batches::Batches;
+use cpu_budget::CpuBudget;
 use monitor::Monitor;
 use notices::Notices;
+use parquet::Tables;
 pub(crate) use settings::Arguments;
-use settings::Settings;
+use settings::{ListenAddress, Settings};
 use store::AgentStore;
 use supervisor::Supervisor;
 use systemd::Notifier;
-
-/// Time for sending what is in the queue after a signal. Files keep the rest, if there is a directory.
-const GRACE: Duration = Duration::from_secs(3);
 
 pub(crate) fn run(arguments: Arguments, setup: &Setup) -> Result<Status, Error> {
     let settings = Settings::read(&arguments)?;
@@ -52,10 +60,8 @@ pub(crate) fn run(arguments: Arguments, setup: &Setup) -> Result<Status, Error> 
     let endpoint = settings.endpoint()?;
     let exporter = Exporter::new(&endpoint)?;
     let queue = settings.queue()?;
-    interrupt::wake_on_signals().map_err(Error::Interrupt)?;
-    interrupt::catch().map_err(Error::Interrupt)?;
-    interrupt::catch_reloads().map_err(Error::Interrupt)?;
-    hidden::say_if_any();
+    let files = settings.parquet()?;
+    prepare(&settings)?;
     let session = session(&settings, setup)?;
     let message = format!(
         "recording all processes with {}, {} Hz, and sending to {endpoint} every {} s",
@@ -64,33 +70,40 @@ pub(crate) fn run(arguments: Arguments, setup: &Setup) -> Result<Status, Error> 
         settings.interval.as_secs_f64()
     );
     terminal::complain(&message, None);
-    let notices = Mutex::new(Notices::new());
+    let notices = Arc::new(Mutex::new(Notices::new()));
+    let of_sender = Arc::clone(&notices);
     let on_event = move |event: otelctx_agent::Event| {
-        notices::say(&notices, &event.to_string(), event.hint().as_deref());
+        notices::say(&of_sender, &event.to_string(), event.hint().as_deref());
     };
     let sender = Sender::start(queue.clone(), exporter, Backoff::default(), on_event);
     let sender = sender.map_err(Error::Thread)?;
     let is_ending = Arc::new(AtomicBool::new(false));
     let (frequency, address) = (settings.frequency, settings.listen);
     let settings = Arc::new(Mutex::new(Arc::new(settings)));
+    let tables = Tables {
+        files,
+        notices: Arc::clone(&notices),
+        failure: None,
+    };
     let batches = Batches::start(
         Arc::clone(&settings),
         session.files(),
         queue.clone(),
         endpoint.message_size,
+        tables,
         Arc::clone(&is_ending),
     );
     let batches = batches.map_err(Error::Thread)?;
     let progress = Arc::clone(&batches.progress);
-    let monitor = Monitor::new(session.method, queue.clone(), progress, frequency);
+    let threads = [
+        ("encoder", batches.encoder.clone()),
+        ("resolver", batches.resolver.clone()),
+        ("sender", sender.liveness()),
+    ];
+    let monitor = Monitor::new(session.method, queue.clone(), progress, frequency, threads);
     let monitor = Arc::new(monitor);
     if let Some(address) = address {
-        let listening = listen::start(address, Arc::clone(&monitor));
-        let bound = listening.map_err(|why| Error::Listen {
-            address: address.0,
-            why,
-        })?;
-        terminal::complain(&format!("metrics and health on http://{bound}"), None);
+        listen(address, &monitor)?;
     }
     let mut supervisor = Supervisor {
         arguments,
@@ -98,20 +111,45 @@ pub(crate) fn run(arguments: Arguments, setup: &Setup) -> Result<Status, Error> 
         sender,
         monitor: Arc::clone(&monitor),
         notifier: Notifier::from_environment(),
+        notices,
+        budget: (session.method == "ebpf").then(|| CpuBudget::new(frequency, Instant::now())),
     };
     supervisor.notifier.ready();
-    let mut store = AgentStore::new(supervisor, batches, session.start_time());
+    let (start, period) = (session.start_time(), session.period);
+    let mut store = AgentStore::new(supervisor, batches, start, period);
     let recorded = session.run(&mut store, |_| {
         // It need not wait until the sampler has stopped.
         is_ending.store(interrupt::is_caught(), Ordering::Relaxed);
         false
     });
     is_ending.store(true, Ordering::Relaxed);
-    let mut supervisor = store.finish(recorded);
-    supervisor.notifier.stopping();
-    supervisor.sender.stop(GRACE);
+    store.finish(recorded).stop();
     say_end(&queue, monitor.progress.dropped.load(Ordering::Relaxed));
     Ok(Status::Done)
+}
+
+/// What is done before the first thread is started.
+fn prepare(settings: &Settings) -> Result<(), Error> {
+    interrupt::wake_on_signals().map_err(Error::Interrupt)?;
+    interrupt::catch().map_err(Error::Interrupt)?;
+    interrupt::catch_reloads().map_err(Error::Interrupt)?;
+    hidden::say_if_any();
+    say_others(&others::find());
+    for failure in privileges::give_up(settings.listen.map(|it| it.0.port())) {
+        terminal::complain(&failure, None);
+    }
+    Ok(())
+}
+
+/// Serves metrics and health.
+fn listen(address: ListenAddress, monitor: &Arc<Monitor>) -> Result<(), Error> {
+    let listening = listen::start(address, Arc::clone(monitor));
+    let bound = listening.map_err(|why| Error::Listen {
+        address: address.0,
+        why,
+    })?;
+    terminal::complain(&format!("metrics and health on http://{bound}"), None);
+    Ok(())
 }
 
 fn session(settings: &Settings, setup: &Setup) -> Result<Session, Error> {
@@ -148,6 +186,21 @@ fn health(settings: &Settings) -> Result<Status, Error> {
             Ok(Status::FoundProblem)
         }
     }
+}
+
+/// Says which processes are agents, too.
+fn say_others(others: &[i32]) {
+    let Some(first) = others.first() else {
+        return;
+    };
+    let more = match others.len() - 1 {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let message = format!(
+        "another agent records this machine (process {first}{more}): samples are taken and sent once for each"
+    );
+    terminal::complain(&message, Some("stop all but one"));
 }
 
 /// Says what was sent, and what was not.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use nix::unistd::{SysconfVar, sysconf};
-use otelctx_agent::{DropReason, Queue, Volume};
+use otelctx_agent::{DropReason, Liveness, Queue, Volume};
 use otelctx_profile::sample::Counts;
 use serde::Serialize;
 
@@ -24,6 +24,8 @@ pub(super) struct Monitor {
     pub(super) progress: Arc<Progress>,
     /// Sampling frequency per CPU, in Hz.
     pub(super) frequency: AtomicU64,
+    /// The other threads, by name.
+    pub(super) threads: [(&'static str, Liveness); 3],
     recorder: Mutex<Recorder>,
 }
 
@@ -36,7 +38,7 @@ struct Recorder {
 /// The answer to a probe; one line of JSON.
 #[derive(Debug, Serialize)]
 pub(super) struct Health {
-    /// `ok`, or what has stalled: `recorder` or `encoder`.
+    /// `ok`, or the thread that has stalled or ended: `recorder`, `encoder`, `resolver` or `sender`.
     pub(super) status: &'static str,
     queued_messages: u64,
     sent_messages: u64,
@@ -51,12 +53,14 @@ impl Monitor {
         queue: Queue,
         progress: Arc<Progress>,
         frequency: u32,
+        threads: [(&'static str, Liveness); 3],
     ) -> Self {
         Self {
             method,
             queue,
             progress,
             frequency: AtomicU64::new(frequency.into()),
+            threads,
             recorder: Mutex::new(Recorder {
                 counts: Counts::default(),
                 updated: Instant::now(),
@@ -80,7 +84,10 @@ impl Monitor {
     /// Returns whether all threads work. A collector that is away is no fault of the agent.
     pub(super) fn health(&self) -> Health {
         let counts = self.queue.counts();
-        let status = if self.recorder().updated.elapsed() > STALLED {
+        let ended = self.threads.iter().find(|(_, it)| !it.is_alive());
+        let status = if let Some((name, _)) = ended {
+            name
+        } else if self.recorder().updated.elapsed() > STALLED {
             "recorder"
         } else if self.progress.has_stalled() {
             "encoder"
@@ -251,4 +258,26 @@ fn used() -> Option<(f64, i64)> {
     let per_second = of_system(SysconfVar::CLK_TCK)?;
     let page = of_system(SysconfVar::PAGE_SIZE)?;
     Some((ticks as f64 / per_second as f64, field(24)? * page))
+}
+
+#[cfg(test)]
+mod tests {
+    use otelctx_agent::QueueLimits;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_that_has_ended_is_named() {
+        let queue = Queue::in_memory(QueueLimits::default());
+        let names = ["encoder", "resolver", "sender"];
+        for ended in names {
+            let pairs = names.map(|name| (name, Liveness::pair()));
+            let threads = pairs.each_ref().map(|(name, it)| (*name, it.1.clone()));
+            let mut guards: Vec<_> = pairs.map(|(name, it)| (name, it.0)).into();
+            let monitor = Monitor::new("ebpf", queue.clone(), Arc::default(), 99, threads);
+            assert_eq!(monitor.health().status, "ok");
+            guards.retain(|(name, _)| *name != ended);
+            assert_eq!(monitor.health().status, ended);
+        }
+    }
 }

@@ -4,73 +4,33 @@
 use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use otelctx_profile::sample::{Function, Identity, Module, ModuleFiles, ProcessFacts};
+use otelctx_agent::LivenessGuard;
+use otelctx_profile::sample::{Function, Identity, Module, ProcessFacts};
 use otelctx_profile::{SymbolQuery, Symbolizer};
 use otelctx_symbolize::Symbols;
 
+use super::cpu_time;
+use super::resolve_budget::{DebugInfoBudget, ResolveBudget};
+use super::symbols::SymbolSource;
 use crate::command::record::cached_symbols::{KnownFunctions, is_transient, key};
 
 /// Requests that may wait for the thread. Further ones are made again for a later message.
 const MAX_REQUESTS: usize = 64;
-/// The part of the time in which functions are resolved, as a divisor: 2 %.
-const DIVISOR: u32 = 50;
-/// The time for resolving functions at the start, or after a time without new ones.
+/// The CPU time for resolving functions at the start, or after a time without new ones.
 const MAX_BUDGET: Duration = Duration::from_secs(20);
 /// Interval at which a wait for the thread checks whether the agent ends.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Time after which files without functions are searched again.
 const RENEWAL: Duration = Duration::from_secs(300);
 
-/// The time for resolving functions that are not known: a part of the time that passes.
-#[derive(Clone, Copy, Debug)]
-struct ResolveBudget {
-    /// The part, as a divisor: 50 for 2 %.
-    divisor: u32,
-    max: i64,
-    /// Nanoseconds; negative after a request that took longer than what was left.
-    left: i64,
-    updated: Instant,
-}
-
-impl ResolveBudget {
-    /// Creates a budget of a part of the time that passes, and of `max` at the start.
-    fn new(divisor: u32, max: Duration) -> Self {
-        let max = nanoseconds(max);
-        Self {
-            divisor,
-            max,
-            left: max,
-            updated: Instant::now(),
-        }
-    }
-
-    /// Returns whether anything is left at this time.
-    fn is_left(&mut self, now: Instant) -> bool {
-        let passed = now.saturating_duration_since(self.updated);
-        self.updated = now;
-        let more = nanoseconds(passed / self.divisor);
-        self.left = self.left.saturating_add(more).min(self.max);
-        self.left > 0
-    }
-
-    fn spend(&mut self, time: Duration) {
-        self.left = self.left.saturating_sub(nanoseconds(time));
-    }
-}
-
-fn nanoseconds(time: Duration) -> i64 {
-    time.as_nanos().try_into().unwrap_or(i64::MAX)
-}
-
-/// Makes a symbolizer with what is in force.
-pub(super) type NewSymbols = Box<dyn Fn() -> Symbols + Send>;
-
 struct Request {
+    /// The number of changes of settings before the request.
+    generation: u64,
     /// What identifies the content of the module.
     key: Box<[u8]>,
     module: Module,
@@ -79,6 +39,7 @@ struct Request {
 }
 
 struct Reply {
+    generation: u64,
     key: Box<[u8]>,
     addresses: Vec<u64>,
     functions: Vec<Vec<Function>>,
@@ -88,8 +49,8 @@ struct Reply {
 /// Functions that are known, and requests for the others.
 pub(super) struct BackgroundNames {
     known: KnownFunctions,
-    /// The files of the sampled code.
-    files: ModuleFiles,
+    source: SymbolSource,
+    generation: u64,
     /// Modules whose functions are not found, until the next renewal.
     nameless: HashSet<Box<[u8]>>,
     renewed: Instant,
@@ -107,21 +68,28 @@ pub(super) struct BackgroundNames {
 }
 
 impl BackgroundNames {
-    /// Starts the thread. Nothing more is resolved once `is_ending` is true.
+    /// Starts the thread. Nothing more is waited for once `is_ending` is true. The thread adds its CPU time, without that of
+    /// its child processes, to `time`, in nanoseconds, and drops `guard` at its end.
     pub(super) fn start(
-        new_symbols: NewSymbols,
-        files: ModuleFiles,
+        source: SymbolSource,
         is_ending: Arc<AtomicBool>,
+        time: Arc<AtomicU64>,
+        guard: LivenessGuard,
     ) -> io::Result<Self> {
         let (requests, received) = sync_channel(MAX_REQUESTS);
         let (answers, replies) = channel();
-        let symbols = new_symbols();
+        let symbols = source.symbols();
+        let resolver = Resolver::new(source.clone(), time);
         // It ends with the process: a file is decoded for minutes at worst.
         let thread = Builder::new().name("resolver".to_owned());
-        thread.spawn(move || resolve(&received, &answers, &new_symbols))?;
+        thread.spawn(move || {
+            let _guard = guard;
+            resolver.run(&received, &answers);
+        })?;
         Ok(Self {
             known: KnownFunctions::default(),
-            files,
+            source,
+            generation: 0,
             nameless: HashSet::new(),
             renewed: Instant::now(),
             requests,
@@ -142,13 +110,23 @@ impl BackgroundNames {
             self.renewed = now;
             self.nameless.clear();
             self.named.clear();
-            self.files.age();
+            self.source.files().age();
+        }
+        if self.source.refresh() {
+            // Names by the former settings are not kept, nor names that are being resolved.
+            self.generation += 1;
+            self.symbols = self.source.symbols();
+            self.known = KnownFunctions::default();
+            self.nameless.clear();
+            self.named.clear();
+            self.pending.clear();
         }
     }
 
     /// Requests functions, unless the thread has too much to do.
     fn request(&mut self, key: &[u8], query: SymbolQuery<'_>, addresses: Vec<u64>) {
         let request = Request {
+            generation: self.generation,
             key: key.into(),
             module: query.module.clone(),
             process: query.process.clone(),
@@ -179,6 +157,9 @@ impl BackgroundNames {
     }
 
     fn add(&mut self, reply: &Reply) {
+        if reply.generation != self.generation {
+            return;
+        }
         self.pending.remove(&reply.key);
         let is_nameless = reply.functions.iter().all(Vec::is_empty);
         if is_nameless && !self.named.contains(&reply.key) {
@@ -201,7 +182,7 @@ impl Symbolizer for BackgroundNames {
         if !(query.module.has_file() || query.module.is_kernel()) {
             return self.symbols.functions(query, addresses);
         }
-        let Some(key) = key(query.module, &self.files) else {
+        let Some(key) = key(query.module, self.source.files()) else {
             return vec![Vec::new(); addresses.len()];
         };
         let is_missing = |it: &&u64| self.known.get(&key, **it).is_none();
@@ -216,59 +197,82 @@ impl Symbolizer for BackgroundNames {
     }
 
     fn identity(&mut self, query: SymbolQuery<'_>) -> Identity {
-        let key = key(query.module, &self.files);
+        let key = key(query.module, self.source.files());
         let known = key.and_then(|key| self.known.identity(&key));
         known.unwrap_or_else(|| Identity::by_build_id(query.module))
     }
 }
 
-/// Resolves what is requested, at most for a part of the time.
-fn resolve(requests: &Receiver<Request>, replies: &Sender<Reply>, new_symbols: &NewSymbols) {
-    let mut budget = ResolveBudget::new(DIVISOR, MAX_BUDGET);
-    let (mut symbols, mut renewed) = (new_symbols(), Instant::now());
-    for request in requests {
-        let begun = Instant::now();
-        // What was found missing is searched again, and errors are forgotten.
-        if begun.saturating_duration_since(renewed) >= RENEWAL {
-            (symbols, renewed) = (new_symbols(), begun);
-        }
-        let query = SymbolQuery::new(&request.module, &request.process);
-        let functions = symbols.functions(query, &request.addresses);
-        let identity = symbols.identity(query);
-        let reply = Reply {
-            key: request.key,
-            addresses: request.addresses,
-            functions,
-            identity,
-        };
-        if replies.send(reply).is_err() {
-            return;
-        }
-        budget.spend(begun.elapsed());
-        while !budget.is_left(Instant::now()) {
-            std::thread::sleep(CHECK_INTERVAL);
-        }
-    }
+/// The thread.
+struct Resolver {
+    source: SymbolSource,
+    symbols: Symbols,
+    /// The same, without debug information.
+    names_alone: Symbols,
+    renewed: Instant,
+    budget: ResolveBudget,
+    debug_info: DebugInfoBudget,
+    time: Arc<AtomicU64>,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+impl Resolver {
+    fn new(source: SymbolSource, time: Arc<AtomicU64>) -> Self {
+        let symbols = source.symbols();
+        Self {
+            names_alone: symbols.clone().without_debug_info(),
+            symbols,
+            budget: ResolveBudget::new(source.cpu_part(), MAX_BUDGET),
+            debug_info: DebugInfoBudget::default(),
+            source,
+            renewed: Instant::now(),
+            time,
+        }
+    }
 
-    #[test]
-    fn a_budget_is_a_part_of_the_time_that_passes() {
-        let mut budget = ResolveBudget::new(50, Duration::from_secs(2));
-        let start = budget.updated;
-        let at = |seconds| start + Duration::from_secs(seconds);
-        assert!(budget.is_left(at(0)));
-        budget.spend(Duration::from_secs(7));
-        assert!(!budget.is_left(at(0)));
-        // Also what was spent beyond it.
-        assert!(!budget.is_left(at(7)));
-        assert!(!budget.is_left(at(250)));
-        assert!(budget.is_left(at(300)));
-        assert_eq!(budget.left, 1_000_000_000);
-        assert!(budget.is_left(at(5000)));
-        assert_eq!(budget.left, 2_000_000_000);
+    /// Resolves what is requested, at most for a part of the time.
+    fn run(mut self, requests: &Receiver<Request>, replies: &Sender<Reply>) {
+        for request in requests {
+            let begun = Instant::now();
+            let before = cpu_time::of_resolving();
+            let is_changed = self.source.refresh();
+            // What was found missing is searched again, and errors are forgotten.
+            if is_changed || begun.saturating_duration_since(self.renewed) >= RENEWAL {
+                self.symbols = self.source.symbols();
+                self.names_alone = self.symbols.clone().without_debug_info();
+                self.renewed = begun;
+                self.budget.set_part(self.source.cpu_part());
+            }
+            let with_debug_info = self.debug_info.is_left(&request.key, begun);
+            let reply = self.reply(request, with_debug_info);
+            let used = cpu_time::of_resolving().saturating_sub(before);
+            if with_debug_info {
+                self.debug_info.spend(&reply.key, used, begun);
+            }
+            if replies.send(reply).is_err() {
+                return;
+            }
+            self.budget.spend(used);
+            let own = cpu_time::of_thread().as_nanos();
+            let own = u64::try_from(own).unwrap_or(u64::MAX);
+            self.time.store(own, Ordering::Relaxed);
+            while !self.budget.is_left(Instant::now()) {
+                std::thread::sleep(CHECK_INTERVAL);
+            }
+        }
+    }
+
+    fn reply(&mut self, request: Request, with_debug_info: bool) -> Reply {
+        let query = SymbolQuery::new(&request.module, &request.process);
+        let symbols = match with_debug_info || request.module.is_kernel() {
+            true => &mut self.symbols,
+            false => &mut self.names_alone,
+        };
+        Reply {
+            functions: symbols.functions(query, &request.addresses),
+            identity: symbols.identity(query),
+            generation: request.generation,
+            key: request.key,
+            addresses: request.addresses,
+        }
     }
 }

@@ -1,12 +1,13 @@
 //! The agent's settings: from flags, else from the environment, else from a file, else the defaults.
 
 mod file;
+mod recorded;
 mod values;
 
 use std::env;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use otelctx_agent::{CardinalityLimits, Queue, QueueLimits};
@@ -15,6 +16,7 @@ use otelctx_profile::sample::ModuleFiles;
 use otelctx_symbolize::{SharedServer, Symbols};
 use serde::Deserialize;
 
+use super::parquet::ParquetFiles;
 use super::pods::Pods;
 use crate::command::attribute_filter::AttributeFilter;
 use crate::command::debug_files::DebugFiles;
@@ -24,13 +26,24 @@ use crate::command::record::output::host;
 use crate::command::wall::Wall;
 use crate::error::Error;
 use crate::output::terminal::escape;
+pub(super) use recorded::Recorded;
+use recorded::ResourceRule;
 pub(super) use values::ListenAddress;
-use values::{Frequency, Interval, Size};
+use values::{CpuPart, Frequency, Interval, Size};
 
 /// The default time between two messages.
 const INTERVAL: Duration = Duration::from_secs(5);
+/// The default time for sending what is in the queue after a signal.
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
+/// The default time of the samples in a Parquet file.
+const PARQUET_INTERVAL: Duration = Duration::from_secs(300);
 /// The default sampling frequency per CPU, in Hz.
 const FREQUENCY: u32 = 99;
+/// The default part of a CPU that the agent may take.
+const CPU_BUDGET: f64 = 0.015;
+/// The part of it that is for resolving functions, as a divisor; and the part of a CPU without a budget.
+const RESOLVE_DIVISOR: f64 = 3.0;
+const RESOLVE_WITHOUT_BUDGET: f64 = 0.02;
 /// Memory of a child process that decodes a file, in bytes: it counts with the agent's where a service or a container has a limit.
 const DECODER_MEMORY: u64 = 1 << 30;
 
@@ -97,6 +110,15 @@ struct Given {
     /// Maximum size of messages in memory [default: 16MiB]
     #[arg(help_heading = help::OUTPUT, long, value_name = "SIZE", env = "OTELCTX_AGENT_QUEUE_MEMORY")]
     queue_memory: Option<Size>,
+    /// Time at the end for sending what waits: the rest stays in --queue-dir, or is dropped [default: 3s]
+    #[arg(help_heading = help::OUTPUT, long, value_name = "SECONDS", env = "OTELCTX_AGENT_STOP_TIMEOUT")]
+    stop_timeout: Option<Interval>,
+    /// Also write Parquet files to this folder, one for each hour and service
+    #[arg(help_heading = help::OUTPUT, long, value_name = "FOLDER", env = "OTELCTX_AGENT_PARQUET")]
+    parquet: Option<PathBuf>,
+    /// Time of the samples in a Parquet file [default: 5m]
+    #[arg(help_heading = help::OUTPUT, long, value_name = "SECONDS", env = "OTELCTX_AGENT_PARQUET_INTERVAL")]
+    parquet_interval: Option<Interval>,
     /// Prefix for context attribute names
     #[arg(help_heading = help::OUTPUT, long, value_name = "PREFIX", env = "OTELCTX_AGENT_ATTRIBUTE_PREFIX")]
     attribute_prefix: Option<String>,
@@ -115,6 +137,10 @@ struct Given {
     /// Sampling frequency per CPU, in Hz [default: 99]
     #[arg(help_heading = help::SAMPLING, short = 'F', long, value_name = "HZ", env = "OTELCTX_AGENT_FREQUENCY")]
     frequency: Option<Frequency>,
+    /// CPU time that the agent may take, as a part of one CPU: at a lower frequency if it needs more. none: any
+    /// [default: 1.5%]
+    #[arg(help_heading = help::SAMPLING, long, value_name = "PERCENT", env = "OTELCTX_AGENT_CPU_BUDGET")]
+    cpu_budget: Option<CpuPart>,
     /// Also sample where threads wait, this often in a second at most
     #[arg(help_heading = help::SAMPLING, long, value_name = "HZ", num_args = 0..=1, require_equals = true,
         default_missing_value = "49", value_parser = clap::value_parser!(u32).range(1..=1_000))]
@@ -129,6 +155,13 @@ struct Given {
     /// Do not record processes of this service; a name may end in *. Can be repeated
     #[arg(help_heading = help::PROCESSES, long, value_name = "NAME")]
     except_service: Vec<String>,
+    /// Record only processes whose resource has this attribute; a value may end in *. Can be repeated: one
+    /// of the values of an attribute, and all attributes
+    #[arg(help_heading = help::PROCESSES, long, value_name = "NAME=VALUE")]
+    resource: Vec<ResourceRule>,
+    /// Do not record processes whose resource has this attribute; a value may end in *. Can be repeated
+    #[arg(help_heading = help::PROCESSES, long, value_name = "NAME=VALUE")]
+    except_resource: Vec<ResourceRule>,
     /// Keep only attributes with this name, of contexts and resources; can be repeated
     #[arg(help_heading = help::SAMPLES, long, value_name = "NAME", value_parser = ids::attribute)]
     keep_attribute: Vec<String>,
@@ -161,7 +194,9 @@ struct Given {
 impl Given {
     /// Completes these settings by those of a file.
     fn or(self, file: Self) -> Self {
-        let list = |given: Vec<String>, file| if given.is_empty() { file } else { given };
+        fn list<T>(given: Vec<T>, file: Vec<T>) -> Vec<T> {
+            if given.is_empty() { file } else { given }
+        }
         Self {
             otlp: self.otlp.or(file.otlp),
             otlp_protocol: self.otlp_protocol.or(file.otlp_protocol),
@@ -169,25 +204,27 @@ impl Given {
             queue_dir: self.queue_dir.or(file.queue_dir),
             queue_size: self.queue_size.or(file.queue_size),
             queue_memory: self.queue_memory.or(file.queue_memory),
+            stop_timeout: self.stop_timeout.or(file.stop_timeout),
+            parquet: self.parquet.or(file.parquet),
+            parquet_interval: self.parquet_interval.or(file.parquet_interval),
             attribute_prefix: self.attribute_prefix.or(file.attribute_prefix),
             listen: self.listen.or(file.listen),
             node_name: self.node_name.or(file.node_name),
             pod_logs: self.pod_logs.or(file.pod_logs),
             frequency: self.frequency.or(file.frequency),
+            cpu_budget: self.cpu_budget.or(file.cpu_budget),
             wall: self.wall.or(file.wall),
             ptrace: self.ptrace || file.ptrace,
             service: list(self.service, file.service),
             except_service: list(self.except_service, file.except_service),
+            resource: list(self.resource, file.resource),
+            except_resource: list(self.except_resource, file.except_resource),
             keep_attribute: list(self.keep_attribute, file.keep_attribute),
             drop_attribute: list(self.drop_attribute, file.drop_attribute),
             max_attributes: self.max_attributes.or(file.max_attributes),
             max_values: self.max_values.or(file.max_values),
             max_routes: self.max_routes.or(file.max_routes),
-            debug_dir: if self.debug_dir.is_empty() {
-                file.debug_dir
-            } else {
-                self.debug_dir
-            },
+            debug_dir: list(self.debug_dir, file.debug_dir),
             debuginfod: self.debuginfod.or(file.debuginfod),
             no_symbols: self.no_symbols || file.no_symbols,
         }
@@ -202,14 +239,19 @@ pub(super) struct Settings {
     pub(super) interval: Duration,
     queue_dir: Option<PathBuf>,
     queue_limits: QueueLimits,
+    pub(super) stop_timeout: Duration,
+    parquet: Option<PathBuf>,
+    parquet_interval: Duration,
     pub(super) attribute_prefix: String,
     pub(super) listen: Option<ListenAddress>,
     node_name: Option<String>,
     pod_logs: PathBuf,
     pub(super) frequency: u32,
+    /// The part of a CPU that the agent may take; `None` for any.
+    pub(super) cpu_budget: Option<f64>,
     pub(super) wall: Wall,
     pub(super) ptrace: bool,
-    pub(super) services: Services,
+    pub(super) recorded: Recorded,
     pub(super) attributes: AttributeFilter,
     pub(super) cardinality: CardinalityLimits,
     debug_files: DebugFiles,
@@ -241,16 +283,22 @@ impl Settings {
                 memory: given.queue_memory.map_or(queue.memory, |it| it.0),
                 directory: given.queue_size.map_or(queue.directory, |it| it.0),
             },
+            stop_timeout: given.stop_timeout.map_or(STOP_TIMEOUT, |it| it.0),
+            parquet: given.parquet,
+            parquet_interval: given.parquet_interval.map_or(PARQUET_INTERVAL, |it| it.0),
             attribute_prefix: given.attribute_prefix.unwrap_or_default(),
             listen: given.listen,
             node_name: given.node_name,
             pod_logs: given.pod_logs.unwrap_or_else(|| POD_LOGS.into()),
             frequency: given.frequency.map_or(FREQUENCY, |it| it.0),
+            cpu_budget: given.cpu_budget.map_or(Some(CPU_BUDGET), |it| it.0),
             wall: Wall::of_agent(given.wall),
             ptrace: given.ptrace,
-            services: Services {
-                only: given.service,
-                except: given.except_service,
+            recorded: Recorded {
+                services: given.service,
+                except_services: given.except_service,
+                resources: given.resource,
+                except_resources: given.except_resource,
             },
             attributes: AttributeFilter {
                 keep: given.keep_attribute,
@@ -293,6 +341,19 @@ impl Settings {
         }
     }
 
+    /// Opens the folder for Parquet files, if there is one.
+    pub(super) fn parquet(&self) -> Result<Option<ParquetFiles>, Error> {
+        let Some(path) = &self.parquet else {
+            return Ok(None);
+        };
+        let host = self.node_name.clone().or_else(host).unwrap_or_default();
+        let files = ParquetFiles::open(path, &host, self.parquet_interval);
+        files.map(Some).map_err(|why| Error::Settings {
+            place: path.display().to_string(),
+            why: why.to_string(),
+        })
+    }
+
     /// Returns what the node knows of processes.
     pub(super) fn pods(&self) -> Pods {
         // In a container, the system's name is that of the pod.
@@ -308,17 +369,34 @@ impl Settings {
             ("ptrace", self.ptrace != other.ptrace),
             ("queue-dir", self.queue_dir != other.queue_dir),
             (
+                "parquet or parquet-interval",
+                (&self.parquet, self.parquet_interval) != (&other.parquet, other.parquet_interval),
+            ),
+            (
                 "queue-size or queue-memory",
                 self.queue_limits != other.queue_limits,
             ),
             ("listen", self.listen != other.listen),
-            (
-                "debuginfod",
-                self.debug_files.debuginfod != other.debug_files.debuginfod,
-            ),
         ];
         let differ = differ.into_iter().filter(|(_, differs)| *differs);
         differ.map(|(name, _)| name).collect()
+    }
+
+    /// Returns the part of a CPU that resolving functions may take.
+    pub(super) fn resolve_budget(&self) -> f64 {
+        let part = self.cpu_budget.map(|it| it / RESOLVE_DIVISOR);
+        part.unwrap_or(RESOLVE_WITHOUT_BUDGET)
+    }
+
+    /// Returns whether functions have the same names with other settings, apart from what a server has.
+    pub(super) fn has_same_symbols(&self, other: &Self) -> bool {
+        self.no_symbols == other.no_symbols
+            && self.debug_files.debug_dir == other.debug_files.debug_dir
+    }
+
+    /// Returns whether debug information is downloaded from the same server.
+    pub(super) fn has_same_server(&self, other: &Self) -> bool {
+        self.debug_files.debuginfod == other.debug_files.debuginfod
     }
 
     /// Returns the server for debug information, if there is one.
@@ -363,6 +441,10 @@ impl Settings {
             Some(frequency) => format!("{frequency} scans in a second"),
             None => "not sampled".to_owned(),
         };
+        let budget = match self.cpu_budget {
+            Some(part) => format!("at most {:.2} %", 100.0 * part),
+            None => "any part".to_owned(),
+        };
         let CardinalityLimits {
             attributes,
             values,
@@ -376,7 +458,7 @@ impl Settings {
             "collector    {endpoint} over {protocol}, every {interval} s\n\
              queue        {queue}\n\
              metrics      {listen}\n\
-             sampling     {} Hz on each CPU\n\
+             sampling     {} Hz on each CPU, for {budget} of one\n\
              waits        {waits}\n\
              attributes   at most {attributes} names, {values} values of each, {routes} routes\n",
             self.frequency
@@ -384,23 +466,8 @@ impl Settings {
     }
 }
 
-/// The services to record.
-#[derive(Debug, Default)]
-pub(super) struct Services {
-    only: Vec<String>,
-    except: Vec<String>,
+/// Returns the settings that are in force.
+pub(super) fn current(settings: &Mutex<Arc<Settings>>) -> Arc<Settings> {
+    let settings = settings.lock().unwrap_or_else(PoisonError::into_inner);
+    Arc::clone(&settings)
 }
-
-impl Services {
-    /// Returns whether to record a service.
-    pub(super) fn include(&self, name: &str) -> bool {
-        let matches = |pattern: &String| match pattern.strip_suffix('*') {
-            Some(start) => name.starts_with(start),
-            None => name == pattern,
-        };
-        !self.except.iter().any(matches) && (self.only.is_empty() || self.only.iter().any(matches))
-    }
-}
-
-#[cfg(test)]
-mod tests;

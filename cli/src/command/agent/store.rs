@@ -2,13 +2,15 @@
 
 use std::io;
 use std::mem;
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use otelctx_profile::sample::{Catalog, Counts, Sample};
 use otelctx_profile::{Clock, Recording};
-use otelctx_sampler::calendar_time;
+use otelctx_sampler::{Sampler, calendar_time};
 
 use super::batches::Batches;
+use super::periods::Periods;
 use super::supervisor::Supervisor;
 use crate::command::record::session::{Now, Recorded, Store};
 
@@ -26,17 +28,24 @@ pub(super) struct AgentStore {
     /// The start of the batch (`CLOCK_MONOTONIC`, in nanoseconds), and the recording's counters by then.
     start: u64,
     before: Counts,
+    periods: Periods,
 }
 
 impl AgentStore {
-    /// Creates an empty one, of a recording that started at `start` (`CLOCK_MONOTONIC`, in nanoseconds).
-    pub(super) fn new(supervisor: Supervisor, batches: Batches, start: u64) -> Self {
+    /// Creates an empty one, of a recording that started at `start` (`CLOCK_MONOTONIC`, in nanoseconds) with this period.
+    pub(super) fn new(
+        supervisor: Supervisor,
+        batches: Batches,
+        start: u64,
+        period: NonZeroU64,
+    ) -> Self {
         Self {
             supervisor,
             batches,
             samples: Vec::new(),
             start,
             before: Counts::default(),
+            periods: Periods::new(period),
         }
     }
 
@@ -44,6 +53,7 @@ impl AgentStore {
     pub(super) fn finish(mut self, recorded: Recorded) -> Supervisor {
         let mut catalog = recorded.catalog;
         let batch = self.take(&mut catalog, &recorded.now);
+        let batch = self.periods.divide(batch);
         self.batches.finish(batch);
         self.supervisor
     }
@@ -56,6 +66,7 @@ impl AgentStore {
         }
         if self.batches.has_room() {
             let batch = self.take(catalog, now);
+            let batch = self.periods.divide(batch);
             self.batches.add(batch);
             return true;
         }
@@ -101,5 +112,12 @@ impl Store for AgentStore {
         let is_due = passed >= self.supervisor.interval();
         let is_large = self.samples.len() >= MAX_SAMPLES || catalog.memory() >= MAX_CATALOG;
         Ok((is_due || is_large) && self.pass_on(catalog, now))
+    }
+    fn new_frequency(&mut self, sampler: &Sampler) -> Option<u32> {
+        self.supervisor.new_frequency(sampler)
+    }
+
+    fn period_changed(&mut self, time: u64, period: NonZeroU64) {
+        self.periods.change(time, period);
     }
 }

@@ -1,15 +1,19 @@
 //! What the recording thread does beside recording: reloads settings, and tells others that it is alive.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use otelctx_agent::Sender;
 use otelctx_export::Exporter;
 use otelctx_profile::sample::Counts;
+use otelctx_sampler::Sampler;
 
-use super::batches::current;
+use super::cpu_budget::CpuBudget;
+use super::cpu_time;
 use super::monitor::Monitor;
-use super::settings::{Arguments, Settings};
+use super::notices::{self, Notices};
+use super::settings::{Arguments, Settings, current};
 use super::systemd::Notifier;
 use crate::error::Error;
 use crate::interrupt;
@@ -22,6 +26,9 @@ pub(super) struct Supervisor {
     pub(super) sender: Sender,
     pub(super) monitor: Arc<Monitor>,
     pub(super) notifier: Notifier,
+    pub(super) notices: Arc<Mutex<Notices>>,
+    /// `None` if the method cannot change its frequency.
+    pub(super) budget: Option<CpuBudget>,
 }
 
 impl Supervisor {
@@ -46,6 +53,39 @@ impl Supervisor {
             }
             self.notifier.ready();
         }
+    }
+
+    /// Returns another sampling frequency, if the agent takes too much CPU time, or less than it may.
+    pub(super) fn new_frequency(&mut self, sampler: &Sampler) -> Option<u32> {
+        let budget = self.budget.as_mut()?;
+        let now = Instant::now();
+        if !budget.is_due(now) {
+            return None;
+        }
+        // Names have a budget of their own, at any frequency.
+        let resolving = self.monitor.progress.resolving.load(Ordering::Relaxed);
+        let used = cpu_time::of_process().saturating_sub(Duration::from_nanos(resolving));
+        let in_kernel = sampler.kernel_time().map_or(Duration::ZERO, |it| it.0);
+        let part = current(&self.settings).cpu_budget?;
+        let decision = budget.update(now, used + in_kernel, part)?;
+        let frequency = decision.frequency;
+        let message = format!(
+            "sampling at {frequency} Hz from now on: the agent took {:.2} % of a CPU, of {:.2} % (cpu-budget)",
+            100.0 * decision.taken,
+            100.0 * part
+        );
+        notices::say(&self.notices, &message, None);
+        self.monitor
+            .frequency
+            .store(frequency.into(), Ordering::Relaxed);
+        Some(frequency)
+    }
+
+    /// Sends what it can.
+    pub(super) fn stop(mut self) {
+        self.notifier.stopping();
+        let timeout = current(&self.settings).stop_timeout;
+        self.sender.stop(timeout);
     }
 
     /// Reads the settings again. Sampling goes on, and nothing in the queue is lost.

@@ -52,6 +52,14 @@ pub(in crate::command) trait Store {
 
     /// Called when all samples until `now.clock.end` were added. Returns true if the catalog is empty now.
     fn update(&mut self, catalog: &mut Catalog, now: &Now) -> io::Result<bool>;
+
+    /// Called after each update. Returns another sampling frequency per CPU, in Hz, if there should be one.
+    fn new_frequency(&mut self, _: &Sampler) -> Option<u32> {
+        None
+    }
+
+    /// Called if the sampler has taken over such a frequency: samples since `time` stand for this period.
+    fn period_changed(&mut self, _time: u64, _period: NonZeroU64) {}
 }
 
 /// The state of a recording.
@@ -76,7 +84,8 @@ pub(in crate::command) struct Session {
     sampler: Sampler,
     /// `ebpf` or `ptrace`.
     pub(in crate::command) method: &'static str,
-    period: NonZeroU64,
+    /// The sampling period, in nanoseconds.
+    pub(in crate::command) period: NonZeroU64,
     /// The scans for waits, if they were asked for.
     scans: Option<Scans>,
     duration: Option<Duration>,
@@ -172,6 +181,7 @@ impl Session {
                     break;
                 }
             }
+            self.change_frequency(store);
             self.count_scans();
             if self.shows_progress {
                 progress.show(&now.counts);
@@ -202,6 +212,19 @@ impl Session {
             incomplete_steps: totals.incomplete_steps,
             scans: self.scans,
             failure,
+        }
+    }
+
+    /// Samples with another frequency, if the store wants one and the method permits it.
+    fn change_frequency(&mut self, store: &mut impl Store) {
+        if let Some(frequency) = store.new_frequency(&self.sampler)
+            && let Some(period) = self
+                .sampler
+                .set_frequency(frequency)
+                .and_then(NonZeroU64::new)
+        {
+            self.period = period;
+            store.period_changed(monotonic(), period);
         }
     }
 

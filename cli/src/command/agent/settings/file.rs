@@ -94,6 +94,11 @@ mod tests {
                 (2, 12),
                 "expected a number of seconds",
             ),
+            (
+                "cpu-budget = 1.5",
+                (1, 14),
+                "expected a part of a CPU from 0.1% to 100%",
+            ),
             ("interval = true", (1, 12), "expected a text or a number"),
             ("queue-size = \"1TB\"", (1, 14), "expected a size such as"),
             (
@@ -108,6 +113,11 @@ mod tests {
                 "listen = \"localhost\"",
                 (1, 10),
                 "expected a port, such as 9464",
+            ),
+            (
+                "resource = [\"a=b\", \"c\"]",
+                (1, 12),
+                "expected NAME=VALUE",
             ),
             ("otlp = 1", (1, 8), "invalid type: integer `1`"),
             ("service = [\"a\", 1]", (1, 17), "invalid type: integer `1`"),
@@ -131,15 +141,21 @@ mod tests {
             queue-dir = "/var/lib/otelctx"
             queue-size = "1GiB"
             queue-memory = 1048576
+            stop-timeout = "1m"
+            parquet = "/srv/samples"
+            parquet-interval = "1m"
             attribute-prefix = "x."
             listen = 9464
             node-name = "node-7"
             pod-logs = "/srv/links"
             frequency = 19.0
+            cpu-budget = "0.5%"
             wall = 49
             ptrace = true
             service = ["shop", "web-*"]
             except-service = ["batch"]
+            resource = ["k8s.namespace.name=shop"]
+            except-resource = ["debug=true"]
             keep-attribute = ["http.route"]
             drop-attribute = ["user.id"]
             max-attributes = 8.0

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
+use super::recorded::ResourceRule;
 use crate::command::seconds;
 
 /// The time between two messages.
@@ -40,6 +41,26 @@ impl FromStr for Frequency {
         let frequency = frequency.filter(|it| (1..=20_000).contains(it));
         let frequency = frequency.ok_or("expected a number from 1 to 20000")?;
         Ok(Self(frequency))
+    }
+}
+
+/// A part of a CPU; `None` for any.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct CpuPart(pub(super) Option<f64>);
+
+impl FromStr for CpuPart {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "none" {
+            return Ok(Self(None));
+        }
+        let percent = text
+            .strip_suffix('%')
+            .and_then(|it| it.trim_end().parse().ok());
+        let percent = percent.filter(|it: &f64| (0.1..=100.0).contains(it));
+        let percent = percent.ok_or("expected a part of a CPU from 0.1% to 100%, or none")?;
+        Ok(Self(Some(percent / 100.0)))
     }
 }
 
@@ -130,7 +151,7 @@ macro_rules! read_as_text {
     )*};
 }
 
-read_as_text!(Interval Frequency Size);
+read_as_text!(Interval Frequency CpuPart Size ResourceRule);
 
 #[cfg(test)]
 mod tests {
@@ -150,6 +171,21 @@ mod tests {
         }
         for text in ["", "MiB", "-1", "1.5G", "1TB", "99999999999G", "1 M B"] {
             assert!(text.parse::<Size>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_cpu_is_a_percentage() {
+        for (text, part) in [
+            ("1.5%", Some(0.015)),
+            ("0.5 %", Some(0.005)),
+            ("100%", Some(1.0)),
+            ("none", None),
+        ] {
+            assert_eq!(text.parse(), Ok(CpuPart(part)), "{text}");
+        }
+        for text in ["", "%", "1.5", "0%", "0.09%", "101%", "-1%", "NaN%", "all"] {
+            assert!(text.parse::<CpuPart>().is_err(), "{text}");
         }
     }
 

@@ -1,0 +1,285 @@
+//! Parquet files of what is sent, for engines that read tables.
+//!
+//! Messages are kept in files until a table of some minutes is due: so small files do not accumulate, and what a killed agent
+//! has not written, the next one writes.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+use otelctx_profile::report::Selection;
+use otelctx_profile::{Error, Format, Input, Options, convert};
+
+use super::notices::{self, Notices};
+
+/// Size of messages at which a table is written before it is due, in bytes.
+const MAX_MESSAGES: u64 = 64 << 20;
+/// Size of messages that are kept while no table can be written, in bytes.
+const MAX_KEPT: u64 = 256 << 20;
+/// Maximum number of folders of an hour and a service whose files are moved.
+const MAX_FOLDERS: usize = 100_000;
+
+/// Collects messages, and writes tables.
+#[derive(Debug)]
+pub(super) struct ParquetFiles {
+    directory: PathBuf,
+    /// The agent's own folder in it, for messages and unfinished tables.
+    own: PathBuf,
+    host: String,
+    interval: Duration,
+    /// Number of messages, and their size.
+    messages: u32,
+    bytes: u64,
+    /// When the oldest message was added.
+    begun: Option<Instant>,
+}
+
+impl ParquetFiles {
+    /// Opens a folder, which is created if it is missing. `host` names this machine's files.
+    pub(super) fn open(directory: &Path, host: &str, interval: Duration) -> io::Result<Self> {
+        let is_plain = |it: char| it.is_ascii_alphanumeric() || "-_.".contains(it);
+        let host: String = host.chars().filter(|it| is_plain(*it)).take(64).collect();
+        let own = directory.join(format!(".agent-{host}"));
+        fs::create_dir_all(&own)?;
+        let mut files = Self {
+            directory: directory.to_owned(),
+            own,
+            host,
+            interval,
+            messages: 0,
+            bytes: 0,
+            begun: None,
+        };
+        // Of an agent that was killed, or has ended in time.
+        while let Ok(metadata) = files.message_path(files.messages + 1).metadata() {
+            files.messages += 1;
+            files.bytes += metadata.len();
+            files.begun = Some(Instant::now());
+        }
+        Ok(files)
+    }
+
+    /// Returns the path of a message, from 1: those of the parts of one recording.
+    fn message_path(&self, number: u32) -> PathBuf {
+        let first = self.own.join("messages.otlp");
+        match number {
+            1 => first,
+            number => Format::part_path(&first, number as usize),
+        }
+    }
+
+    /// Adds a message, an encoded `ProfilesData`.
+    fn add(&mut self, message: &[u8]) -> io::Result<()> {
+        if self.bytes >= MAX_KEPT {
+            self.forget()?;
+        }
+        let path = self.message_path(self.messages + 1);
+        let unfinished = self.own.join("unfinished");
+        fs::write(&unfinished, message)?;
+        fs::rename(unfinished, path)?;
+        self.messages += 1;
+        self.bytes += message.len() as u64;
+        self.begun.get_or_insert_with(Instant::now);
+        Ok(())
+    }
+
+    /// Writes tables if it is time to. Returns true if it was.
+    fn write_if_due(&mut self) -> Result<bool, Error> {
+        let is_due = self.begun.is_some_and(|it| it.elapsed() >= self.interval);
+        if !is_due && self.bytes < MAX_MESSAGES {
+            return Ok(false);
+        }
+        // After an error, the next attempt is one interval later.
+        self.begun = Some(Instant::now());
+        let new = self.own.join("new");
+        let failed = |source| Error::Write {
+            path: new.clone(),
+            source,
+        };
+        // Of an agent that was killed while it moved files: the messages have all of it.
+        remove(&new).map_err(failed)?;
+        let mut options = Options::default();
+        options.host = Some(self.host.clone());
+        let input = Input::recording(&self.message_path(1));
+        let selection = Selection::default();
+        convert(&input, &selection, Format::ParquetFolder, &options, &new)?;
+        self.publish(&new).map_err(failed)?;
+        self.forget().map_err(failed)?;
+        Ok(true)
+    }
+
+    /// Moves files to where engines find them: `hour=…/service=…/part-HOST-MILLISECONDS.parquet`. The time is that of the first
+    /// message: what is written again, after an agent was killed, replaces what was written before.
+    fn publish(&self, new: &Path) -> io::Result<()> {
+        let first = self.message_path(1).metadata()?.modified()?;
+        let since = first.duration_since(UNIX_EPOCH);
+        let milliseconds = since.map_or(0, |it| it.as_millis());
+        let name = format!("part-{}-{milliseconds}.parquet", self.host);
+        for hour in entries(new)? {
+            for service in entries(&hour)? {
+                let below = service.strip_prefix(new).map_err(io::Error::other)?;
+                let to = self.directory.join(below);
+                fs::create_dir_all(&to)?;
+                fs::rename(service.join("part.parquet"), to.join(&name))?;
+            }
+        }
+        remove(new)
+    }
+
+    /// Removes all messages, the newest one first: those that are left are a whole recording.
+    fn forget(&mut self) -> io::Result<()> {
+        for number in (1..=self.messages).rev() {
+            fs::remove_file(self.message_path(number))?;
+        }
+        (self.messages, self.bytes, self.begun) = (0, 0, None);
+        Ok(())
+    }
+}
+
+/// The folders in a folder; none if it is missing.
+fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let paths = entries.take(MAX_FOLDERS).map(|it| it.map(|it| it.path()));
+    paths.collect()
+}
+
+fn remove(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+/// The Parquet files of an agent, if it writes any, with what is said of them.
+pub(super) struct Tables {
+    pub(super) files: Option<ParquetFiles>,
+    pub(super) notices: Arc<Mutex<Notices>>,
+    /// The last error.
+    pub(super) failure: Option<String>,
+}
+
+impl Tables {
+    /// Adds a message. Without room for it, it is not in a table.
+    pub(super) fn add(&mut self, message: &[u8]) {
+        if let Some(files) = &mut self.files
+            && let Err(error) = files.add(message)
+        {
+            let message = format!(
+                "{}: {error}; some samples are not in Parquet files",
+                files.own.display()
+            );
+            self.say(message);
+        }
+    }
+
+    /// Writes a table if it is time to.
+    pub(super) fn write_if_due(&mut self) {
+        let Some(files) = &mut self.files else {
+            return;
+        };
+        match files.write_if_due() {
+            Ok(false) => {}
+            Ok(true) => self.failure = None,
+            Err(error) => self.say(format!("{error}; the Parquet files are written later")),
+        }
+    }
+
+    /// Says an error once, until a table was written again.
+    fn say(&mut self, message: String) {
+        if self.failure.as_ref() != Some(&message) {
+            notices::say(&self.notices, &message, None);
+            self.failure = Some(message);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scratch(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("otelctx-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        folder
+    }
+
+    fn open(folder: &Path) -> ParquetFiles {
+        ParquetFiles::open(folder, "web-1/é", Duration::ZERO).unwrap()
+    }
+
+    /// The files below a folder, by their paths relative to it.
+    fn files(folder: &Path) -> Vec<String> {
+        let mut all = Vec::new();
+        let mut left = vec![folder.to_owned()];
+        while let Some(next) = left.pop() {
+            for path in entries(&next).unwrap() {
+                match path.is_dir() {
+                    true => left.push(path),
+                    false => all.push(path.strip_prefix(folder).unwrap().display().to_string()),
+                }
+            }
+        }
+        all.sort();
+        all
+    }
+
+    #[test]
+    fn messages_of_an_agent_that_was_killed_are_kept() {
+        let folder = scratch("parquet-kept");
+        let mut first = open(&folder);
+        (0..3).for_each(|number| first.add(&[number]).unwrap());
+        // As if it was killed while it wrote another one.
+        fs::write(first.own.join("unfinished"), b"x").unwrap();
+        drop(first);
+        let mut second = open(&folder);
+        assert_eq!((second.messages, second.bytes), (3, 3));
+        second.add(b"more").unwrap();
+        assert_eq!((second.messages, second.bytes), (4, 7));
+        assert_eq!(fs::read(second.message_path(4)).unwrap(), b"more");
+        second.forget().unwrap();
+        assert_eq!(files(&folder), [""; 0]);
+        assert_eq!((second.messages, second.begun), (0, None));
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn messages_that_cannot_be_converted_are_bounded() {
+        let folder = scratch("parquet-bound");
+        let mut files = open(&folder);
+        files.add(b"this is no message").unwrap();
+        assert!(files.write_if_due().is_err());
+        assert_eq!(files.messages, 1);
+        files.bytes = MAX_KEPT;
+        files.add(b"x").unwrap();
+        assert_eq!((files.messages, files.bytes), (1, 1));
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    /// As after an agent that was killed before it had removed the messages.
+    #[test]
+    fn what_is_written_again_replaces_what_was_written() {
+        let folder = scratch("parquet-again");
+        let mut tables = open(&folder);
+        tables.add(b"message").unwrap();
+        for content in ["first", "second"] {
+            let new = tables.own.join("new");
+            let part = new.join("hour=2026-11-30T13/service=shop");
+            fs::create_dir_all(&part).unwrap();
+            fs::write(part.join("part.parquet"), content).unwrap();
+            tables.publish(&new).unwrap();
+            let found = files(&folder);
+            let [_, table] = &found[..] else {
+                panic!("{found:?}");
+            };
+            let start = "hour=2026-11-30T13/service=shop/part-web-1-";
+            assert!(table.starts_with(start), "{table}");
+            assert_eq!(fs::read_to_string(folder.join(table)).unwrap(), content);
+        }
+        fs::remove_dir_all(folder).unwrap();
+    }
+}
