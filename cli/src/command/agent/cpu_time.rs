@@ -15,7 +15,7 @@ pub(super) fn of_thread() -> Duration {
     of(UsageWho::RUSAGE_THREAD)
 }
 
-/// Returns the CPU time of this thread and of all child processes that have ended: those that decode files.
+/// Returns the CPU time of this thread and of all child processes that have ended, which decode files.
 pub(super) fn of_resolving() -> Duration {
     of_thread() + of(UsageWho::RUSAGE_CHILDREN)
 }

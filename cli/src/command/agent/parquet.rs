@@ -128,7 +128,7 @@ impl ParquetFiles {
         remove(new)
     }
 
-    /// Removes all messages, the newest one first: those that are left are a whole recording.
+    /// Removes all messages, the newest one first: what is left is a whole recording.
     fn forget(&mut self) -> io::Result<()> {
         for number in (1..=self.messages).rev() {
             fs::remove_file(self.message_path(number))?;

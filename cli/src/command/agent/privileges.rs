@@ -54,7 +54,7 @@ struct Data {
     inheritable: u32,
 }
 
-/// Gives up privileges of this thread and of those that it starts, given the port that will be bound. Returns what could not
+/// Gives up privileges of this thread and of the threads that it starts, given the port that will be bound. Returns what could not
 /// be given up.
 pub(super) fn give_up(port: Option<u16>) -> Vec<String> {
     let capabilities = keep_capabilities(needed(port)).map_err(|why| ("capabilities", why));

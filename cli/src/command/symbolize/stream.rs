@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::output::terminal;
 use crate::output::text::{count, grouped};
 
-/// Maximum size of a message, in bytes. Collectors accept 4 MiB, unless they are told otherwise.
+/// Maximum size of a message, in bytes. Collectors accept 4 MiB by default.
 const MAX_MESSAGE: u32 = 64 << 20;
 /// What errors name the input.
 const NAME: &str = "standard input";
