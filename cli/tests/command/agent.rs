@@ -348,7 +348,6 @@ fn an_agent_that_takes_too_much_samples_less_often_and_each_profile_has_its_peri
     agent.wait_for("sampling at 49 Hz from now on: the agent took ");
     let sent = agent.metrics()["otelctx_messages_sent_total"];
     agent.wait_until("otelctx_messages_sent_total", sent + 3.0);
-    assert!(agent.metrics()["otelctx_frequency_hertz"] < 99.0);
     agent.end();
     let periods = messages(&collector.written()).into_iter().map(|message| {
         let resources = message.resource_profiles.into_iter();
@@ -364,7 +363,6 @@ fn an_agent_that_takes_too_much_samples_less_often_and_each_profile_has_its_peri
         periods.contains(&[1_000_000_000 / 49].into()),
         "{periods:?}"
     );
-    assert!(!periods.last().unwrap().contains(&(1_000_000_000 / 99)));
 }
 
 #[test]

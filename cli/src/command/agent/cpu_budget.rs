@@ -12,6 +12,11 @@ const LOWEST: u32 = 7;
 const RAISE_BELOW: f64 = 0.7;
 /// The part of the budget that a higher frequency aims at.
 const AIM: f64 = 0.85;
+/// A lower frequency has helped if the agent takes at most this part of the CPU time before. Otherwise something else takes it, such
+/// as reading programs that start all the time.
+const HELPED: f64 = 0.8;
+/// The time for which the frequency stays if a lower one has not helped.
+const HOLD: Duration = Duration::from_secs(600);
 
 /// The CPU time of the agent in windows of time, and the frequency that follows from it.
 #[derive(Debug)]
@@ -22,6 +27,10 @@ pub(super) struct CpuBudget {
     /// The start of the window, and the CPU time by then; `None` until the first update.
     window: Option<(Instant, Duration)>,
     start: Instant,
+    /// The frequency before it was lowered in the last window, and the part of a CPU that the agent took.
+    lowered: Option<(u32, f64)>,
+    /// The time until which the frequency stays.
+    held: Option<Instant>,
 }
 
 /// A decision.
@@ -31,6 +40,8 @@ pub(super) struct Decision {
     pub(super) frequency: u32,
     /// The part of a CPU that the agent took.
     pub(super) taken: f64,
+    /// True if the last, lower frequency has not helped.
+    pub(super) is_back: bool,
 }
 
 impl CpuBudget {
@@ -41,6 +52,8 @@ impl CpuBudget {
             highest: frequency,
             window: None,
             start: now,
+            lowered: None,
+            held: None,
         }
     }
 
@@ -61,10 +74,28 @@ impl CpuBudget {
         let (begun, before) = self.window.replace((now, used))?;
         let passed = now.saturating_duration_since(begun);
         let taken = used.saturating_sub(before).as_secs_f64() / passed.as_secs_f64();
-        let frequency = self.next(taken, part);
+        if self.held.is_some_and(|it| now < it) {
+            return None;
+        }
+        let before = self.lowered.take().filter(|_| taken > part);
+        let in_vain = before.filter(|(_, before)| taken > before * HELPED);
+        let frequency = match in_vain {
+            Some((frequency, _)) => {
+                self.held = Some(now + HOLD);
+                frequency
+            }
+            None => self.next(taken, part),
+        };
+        if frequency < self.frequency {
+            self.lowered = Some((self.frequency, taken));
+        }
         (frequency != self.frequency).then(|| {
             self.frequency = frequency;
-            Decision { frequency, taken }
+            Decision {
+                frequency,
+                taken,
+                is_back: in_vain.is_some(),
+            }
         })
     }
 
@@ -128,10 +159,14 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_that_cannot_be_kept_ends_at_the_lowest_frequency() {
+    fn a_lower_frequency_that_does_not_help_is_given_up() {
         let mut budget = CpuBudget::new(99, Instant::now());
         let all = frequencies(&mut budget, 0.001, 1e-6, 0.01);
-        assert_eq!(all, [99, 49, 23, 11, 7, 7, 7, 7]);
+        assert_eq!(all, [99, 49, 99, 99, 99, 99, 99, 99]);
+        // A part of it does.
+        let mut budget = CpuBudget::new(99, Instant::now());
+        let all = frequencies(&mut budget, 0.001, 1e-4, 0.003);
+        assert_eq!(all, [99, 49, 23, 11, 7, 11, 11, 11]);
         let mut low = CpuBudget::new(3, Instant::now());
         assert_eq!(frequencies(&mut low, 0.001, 1e-6, 0.01), [3; 8]);
     }

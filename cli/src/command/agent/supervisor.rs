@@ -69,11 +69,15 @@ impl Supervisor {
         let part = current(&self.settings).cpu_budget?;
         let decision = budget.update(now, used + in_kernel, part)?;
         let frequency = decision.frequency;
-        let message = format!(
-            "sampling at {frequency} Hz from now on: the agent took {:.2} % of a CPU, of {:.2} % (cpu-budget)",
-            100.0 * decision.taken,
-            100.0 * part
-        );
+        let taken = format!("{:.2} % of a CPU", 100.0 * decision.taken);
+        let message = if decision.is_back {
+            format!(
+                "sampling at {frequency} Hz again: at a lower frequency, the agent took {taken}, too"
+            )
+        } else {
+            let of = format!("{:.2} % (cpu-budget)", 100.0 * part);
+            format!("sampling at {frequency} Hz from now on: the agent took {taken}, of {of}")
+        };
         notices::say(&self.notices, &message, None);
         self.monitor
             .frequency
