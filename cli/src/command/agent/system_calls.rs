@@ -8,6 +8,12 @@ use std::io;
 
 use nix::libc;
 
+/// kexec_file_load(2), which `libc` lacks for musl on aarch64.
+#[cfg(target_arch = "x86_64")]
+const KEXEC_FILE_LOAD: libc::c_long = 320;
+#[cfg(target_arch = "aarch64")]
+const KEXEC_FILE_LOAD: libc::c_long = 294;
+
 /// Calls that fail with `EPERM`: starting programs, changing another process, the file systems, the clock or the kernel.
 const FORBIDDEN: &[libc::c_long] = &[
     libc::SYS_execve,
@@ -34,7 +40,7 @@ const FORBIDDEN: &[libc::c_long] = &[
     libc::SYS_finit_module,
     libc::SYS_delete_module,
     libc::SYS_kexec_load,
-    libc::SYS_kexec_file_load,
+    KEXEC_FILE_LOAD,
     libc::SYS_reboot,
     libc::SYS_settimeofday,
     libc::SYS_clock_settime,
