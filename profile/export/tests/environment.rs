@@ -11,7 +11,8 @@ fn endpoint(
     variables: &[(&str, &str)],
 ) -> Result<Endpoint, Error> {
     Endpoint::from_environment(url, protocol, |name| {
-        let name = name.strip_prefix("OTEL_EXPORTER_OTLP_").unwrap();
+        // Variables of proxies have other names.
+        let name = name.strip_prefix("OTEL_EXPORTER_OTLP_")?;
         let found = variables.iter().find(|(variable, _)| *variable == name);
         found.map(|(_, value)| (*value).to_owned())
     })
