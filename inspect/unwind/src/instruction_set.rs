@@ -17,6 +17,10 @@ pub(crate) trait InstructionSet {
     /// never return.
     fn may_start_behind_call(code: &FunctionCode<'_>, at: u64) -> bool;
 
+    /// Returns whether code uses what only a function's earlier code can have set up, so that no function starts there. The
+    /// outer `None` if there is no work left.
+    fn is_inside_function(code: &FunctionCode<'_>, at: u64, work: &mut CodeWork) -> Option<bool>;
+
     /// The end of the padding at an address, if it has any. The outer `None` if there is no work left.
     fn padding_end(code: &FunctionCode<'_>, at: u64, work: &mut CodeWork) -> Option<Option<u64>>;
 

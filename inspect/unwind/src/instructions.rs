@@ -34,6 +34,8 @@ pub(crate) struct CodeReader {
     pub(crate) next_instruction: fn(code: &[u8], start: u64, at: u64) -> u64,
     /// Finds the ends of the calls in a function's code at `start`, in order.
     pub(crate) call_ends: fn(code: &[u8], start: u64) -> Vec<u64>,
+    /// Finds the code at `start` in which coroutines start, up to what their first functions return to.
+    pub(crate) starts_of_coroutines: fn(code: &[u8], start: u64) -> Vec<Range<u64>>,
     /// Returns whether a function may start between these bytes: behind an instruction that nothing follows, and
     /// padding. A call counts as one if `may_follow_call`.
     pub(crate) may_start: fn(before: &[u8], from: &[u8], may_follow_call: bool) -> bool,
@@ -101,6 +103,11 @@ pub(crate) struct FunctionCode<'a> {
 impl<'a> FunctionCode<'a> {
     pub(crate) fn contains(&self, address: u64) -> bool {
         (self.start..self.end).contains(&address)
+    }
+
+    /// Returns whether a symbol or a call shows that a function starts here.
+    pub(crate) fn is_named(&self) -> bool {
+        self.starts.binary_search(&self.start).is_ok()
     }
 
     /// The bytes from an address in it on.

@@ -72,29 +72,33 @@ pub(crate) fn make(
     Ok(writer.finish())
 }
 
-/// Returns the return addresses of the calls in functions of Go that leave their stack.
-fn ends_of_stacks(tables: &Tables, reader: &CodeReader) -> Vec<u64> {
+/// Returns the code in which stacks end: what calls in functions of Go return to that leave their stack, from the byte before,
+/// and where coroutines start.
+fn ends_of_stacks(tables: &Tables, reader: &CodeReader) -> Vec<Range<u64>> {
     let leaving = switching(tables).filter(GoFunction::leaves_stack);
     let calls = leaving.flat_map(|function| {
         let range = function.range();
         let bytes = tables.uncovered.bytes(range.clone()).unwrap_or_default();
         (reader.call_ends)(&bytes[..bytes.len().min(MAX_LEAVING_CODE)], range.start)
     });
-    let mut ends: Vec<u64> = calls.take(MAX_ENDS).collect();
-    ends.sort_unstable();
+    // The rule of a caller is that of the byte before its return address.
+    let calls = calls.take(MAX_ENDS).map(|end| end.saturating_sub(1)..end);
+    let mut ends: Vec<Range<u64>> = calls.collect();
+    ends.extend(tables.uncovered.starts_of_coroutines(reader));
+    ends.sort_unstable_by_key(|range| (range.end, range.start));
     ends.dedup();
     ends
 }
 
-/// Ends stacks at these return addresses. The rule of a caller is that of the byte before its return address.
-fn with_ends(rules: Vec<(u64, Rule)>, ends: &[u64]) -> Vec<(u64, Rule)> {
+/// Ends stacks in these ranges.
+fn with_ends(rules: Vec<(u64, Rule)>, ends: &[Range<u64>]) -> Vec<(u64, Rule)> {
     let mut all = rules;
-    for end in ends {
+    for Range { start, end } in ends {
         let behind = all.partition_point(|it| it.0 <= *end);
         let rule = behind.checked_sub(1).map_or(Rule::Gap, |last| all[last].1);
-        all.retain(|it| it.0 != *end && it.0 != *end - 1);
+        all.retain(|it| !(*start..=*end).contains(&it.0));
         let place = all.partition_point(|it| it.0 < *end);
-        all.splice(place..place, [(*end - 1, Rule::End), (*end, rule)]);
+        all.splice(place..place, [(*start, Rule::End), (*end, rule)]);
     }
     all
 }
@@ -383,9 +387,11 @@ mod tests {
             (0x30, Rule::End),
             (0x31, Rule::Unsupported),
         ];
-        assert_eq!(with_ends(rules, &[0x18, 0x20, 0x31]), expected);
+        let ends =
+            |ends: &[u64]| -> Vec<Range<u64>> { ends.iter().map(|it| it - 1..*it).collect() };
+        assert_eq!(with_ends(rules, &ends(&[0x18, 0x20, 0x31])), expected);
         assert_eq!(
-            with_ends(Vec::new(), &[0x18]),
+            with_ends(Vec::new(), &ends(&[0x18])),
             [(0x17, Rule::End), (0x18, Rule::Gap)]
         );
         // push %rbp; call 0x1007; call *%r12; ret

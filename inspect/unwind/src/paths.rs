@@ -5,7 +5,6 @@
 //! meet, only values on which all of them agree are known.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound::{Excluded, Unbounded};
 
 use crate::instruction_set::{Flow, Instruction, InstructionSet, State};
 use crate::instructions::{CodeRules, CodeWork, FunctionCode};
@@ -75,6 +74,8 @@ struct Found<S> {
     addresses: BTreeSet<u64>,
     /// Addresses behind calls and padding: if the callee never returns, another function may start there.
     doubts: BTreeSet<u64>,
+    /// Those behind calls with a frame, as are all before: only a path of the same function removes exactly that, and returns.
+    framed_doubts: BTreeSet<u64>,
     /// Which code from one of these is followed by which other one, or by code that is not in doubt (`None`).
     links: BTreeSet<(Option<u64>, u64)>,
     /// Addresses behind calls and padding that paths ended at.
@@ -91,13 +92,20 @@ impl<S> Default for Found<S> {
             targets: BTreeSet::new(),
             addresses: BTreeSet::new(),
             doubts: BTreeSet::new(),
+            framed_doubts: BTreeSet::new(),
             links: BTreeSet::new(),
             ends: BTreeSet::new(),
         }
     }
 }
 
-impl<S> Found<S> {
+impl<S: State> Found<S> {
+    /// Returns whether code is the function's if it returns with the stack as it was at the start.
+    fn is_sure(&self, state: &S) -> bool {
+        let doubt = state.doubt();
+        doubt.is_none_or(|doubt| self.framed_doubts.contains(&doubt))
+    }
+
     /// Finds the code behind calls and padding that belongs to the function: a path from there leads to code that does,
     /// or returns with the stack as it was at the start.
     fn confirmed(&self) -> BTreeSet<u64> {
@@ -119,8 +127,31 @@ impl<S> Found<S> {
     }
 }
 
-/// Addresses that are left to follow, with what is known there.
-type Paths<S> = Vec<(u64, S)>;
+/// Addresses that are left to follow, with what is known there, the lowest last. That is followed first: most paths lead to
+/// higher addresses, so that nearly all paths to an instruction have met before it is followed.
+struct Paths<S>(Vec<(u64, S)>);
+
+impl<S> Paths<S> {
+    fn push(&mut self, address: u64, state: S) {
+        let place = self.0.partition_point(|it| it.0 > address);
+        self.0.insert(place, (address, state));
+    }
+
+    fn pop(&mut self) -> Option<(u64, S)> {
+        self.0.pop()
+    }
+
+    /// Removes another path to this address.
+    fn pop_at(&mut self, address: u64) -> Option<S> {
+        self.0.pop_if(|it| it.0 == address).map(|it| it.1)
+    }
+
+    /// The lowest address from this one on.
+    fn next_from(&self, address: u64) -> Option<u64> {
+        let behind = self.0.partition_point(|it| it.0 >= address);
+        Some(self.0.get(behind.checked_sub(1)?)?.0)
+    }
+}
 
 /// What the first run has found.
 #[derive(Debug)]
@@ -137,7 +168,7 @@ struct Function<'a, 'w, I: InstructionSet> {
     /// What an earlier run has found.
     known: Option<Known>,
     /// Paths behind calls that may never return, which are followed last.
-    doubtful: Paths<I::State>,
+    doubtful: Vec<(u64, I::State)>,
     /// The address of a block that may be another function's, and whether a path from there leads back, jumps on as the one
     /// that may lead there, or returns with the stack as it was at the start.
     tried: u64,
@@ -152,7 +183,7 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
             code,
             found: Found::default(),
             known: None,
-            doubtful: Paths::new(),
+            doubtful: Vec::new(),
             tried: 0,
             belongs: false,
             work,
@@ -268,44 +299,57 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
 
     /// Follows all paths from an address. `None` if the code cannot be a function's.
     fn follow(&mut self, start: u64, state: I::State) -> Option<()> {
-        let mut paths = vec![(start, state)];
+        let mut paths = Paths(vec![(start, state)]);
         while let Some((start, state)) = paths.pop() {
-            if let Some(known) = self.found.blocks.get(&start) {
-                self.belongs |= start < self.tried;
-                let (theirs, mine) = (known.state.stack(), state.stack());
-                let agrees = theirs == mine;
-                self.found.evidence.disagrees |= !agrees;
-                if !agrees && theirs.is_some() && mine.is_some() {
-                    let mut both = state.clone();
-                    both.meet(&known.state);
-                    self.found.evidence.conflicts |= both.rule() == Rule::Unsupported;
-                }
-                // Both lead to the same code.
-                let (doubt, other) = (state.doubt(), known.state.doubt());
-                if agrees && state.stack().is_some() {
-                    self.found.link(doubt, other);
-                    self.found.link(other, doubt);
-                }
-                if self.meet(start, &state) {
-                    self.run(start, &mut paths)?;
-                }
-                continue;
+            let mut divided = None;
+            let mut has_changed = true;
+            if self.found.blocks.contains_key(&start) {
+                has_changed = self.arrive(start, &state);
+            } else {
+                let before = self.found.blocks.range(..start).next_back();
+                let before = before.filter(|(_, block)| block.end > start);
+                divided = before.map(|(before, _)| *before);
+                let block = Block {
+                    state,
+                    end: start,
+                    changes: 0,
+                };
+                self.found.blocks.insert(start, block);
             }
-            let before = self.found.blocks.range(..start).next_back();
-            let divided = before.filter(|(_, block)| block.end > start);
-            let divided = divided.map(|(before, _)| *before);
-            let block = Block {
-                state,
-                end: start,
-                changes: 0,
-            };
-            self.found.blocks.insert(start, block);
-            self.run(start, &mut paths)?;
+            while let Some(state) = paths.pop_at(start) {
+                has_changed |= self.arrive(start, &state);
+            }
+            if has_changed {
+                self.run(start, &mut paths)?;
+            }
             if let Some(before) = divided {
                 self.run(before, &mut paths)?;
             }
         }
         Some(())
+    }
+
+    /// Notes that another path leads to a block. Returns whether less is known there than before.
+    fn arrive(&mut self, start: u64, state: &I::State) -> bool {
+        let Some(known) = self.found.blocks.get(&start) else {
+            return false;
+        };
+        self.belongs |= start < self.tried;
+        let (theirs, mine) = (known.state.stack(), state.stack());
+        let agrees = theirs == mine;
+        self.found.evidence.disagrees |= !agrees;
+        if !agrees && theirs.is_some() && mine.is_some() {
+            let mut both = state.clone();
+            both.meet(&known.state);
+            self.found.evidence.conflicts |= both.rule() == Rule::Unsupported;
+        }
+        // Both lead to the same code.
+        let (doubt, other) = (state.doubt(), known.state.doubt());
+        if agrees && state.stack().is_some() {
+            self.found.link(doubt, other);
+            self.found.link(other, doubt);
+        }
+        self.meet(start, state)
     }
 
     /// Forgets what a path to a block does not agree on. Returns whether anything was forgotten.
@@ -318,6 +362,14 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
         })
     }
 
+    /// Returns where a block ends that goes on at an address: where the next one starts, or a path that is left to follow.
+    fn next_block(&self, from: u64, paths: &Paths<I::State>) -> u64 {
+        let following = self.found.blocks.range(from..).next();
+        let following = following.map(|(start, _)| *start);
+        let next = following.into_iter().chain(paths.next_from(from)).min();
+        next.unwrap_or(u64::MAX)
+    }
+
     /// Follows a block up to a jump or the next block.
     fn run(&mut self, start: u64, paths: &mut Paths<I::State>) -> Option<()> {
         let block = self.found.blocks.get(&start)?;
@@ -326,21 +378,18 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
         let mut is_prologue = start == self.code.start;
         let mut is_behind_call = false;
         let (mut at, mut before) = (start, None);
-        // No other blocks are added meanwhile.
-        let following = self.found.blocks.range((Excluded(start), Unbounded));
-        let following: Option<u64> = following.map(|(start, _)| *start).next();
-        let mut next_block = following.unwrap_or(u64::MAX);
+        // No other blocks are added meanwhile, but paths.
+        let mut next_block = self.next_block(start.saturating_add(1), paths);
         loop {
             if is_behind_call && self.may_not_return(at, &mut state)? {
                 break;
             }
             if at > next_block {
                 // It is inside of an instruction.
-                let mut following = self.found.blocks.range(at..);
-                next_block = following.next().map_or(u64::MAX, |(start, _)| *start);
+                next_block = self.next_block(at, paths);
             }
             if at == next_block {
-                paths.push((at, state));
+                paths.push(at, state);
                 break;
             }
             self.work.take()?;
@@ -352,6 +401,9 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
             self.found.evidence.saves |= is_prologue && state.is_first_save(&instruction);
             if !self.step(&instruction, before.as_ref(), &mut state, paths)? {
                 break;
+            }
+            if instruction.flow() != Flow::Next {
+                next_block = next_block.min(paths.next_from(at).unwrap_or(u64::MAX));
             }
             is_behind_call = instruction.is_call();
             before = Some(instruction);
@@ -367,17 +419,27 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
         // Padding is behind the last instruction of a function, or before a loop. A function that ends where the next one
         // may start has none.
         let start = Some(at).filter(|at| I::may_start_behind_call(self.code, *at));
-        if let Some(next) = I::padding_end(self.code, at, self.work)?.or(start) {
+        let next = I::padding_end(self.code, at, self.work)?.or(start);
+        let is_inside = match next {
+            Some(next) => I::is_inside_function(self.code, next, self.work)?,
+            None => false,
+        };
+        if let Some(next) = next.filter(|_| !is_inside) {
             self.found.doubts.insert(next);
+            let has_frame = state.stack().is_some() && !state.is_stack_of_start();
+            if has_frame && self.found.is_sure(state) {
+                self.found.framed_doubts.insert(next);
+            }
             self.found.link(state.doubt(), Some(next));
             state.set_doubt(next);
             let is_end = known.is_some_and(|known| !known.confirmed.contains(&next));
             self.found.ends.extend(is_end.then_some(next));
             return Some(is_end);
         }
-        let is_target = known.is_some_and(|known| known.targets.contains(&at));
+        let next = next.unwrap_or(at);
+        let is_target = known.is_some_and(|known| known.targets.contains(&next));
         if is_target {
-            self.doubtful.push((at, state.clone()));
+            self.doubtful.push((next, state.clone()));
         }
         Some(is_target)
     }
@@ -402,6 +464,9 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
                 self.found.evidence.returns |= state.has_removed_frame();
                 if I::is_table_jump(instruction, before) {
                     self.found.indirect_ends.insert(instruction.next(), true);
+                } else {
+                    // A part that was moved out of a function would have to remove that one's frame before.
+                    self.found.evidence.returns |= self.code.is_named() && state.is_at_start();
                 }
             }
             Flow::IndirectJump => {
@@ -414,7 +479,7 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
             }
             Flow::Return => {
                 let is_start = state.returns(instruction);
-                self.found.evidence.returns |= is_start && state.doubt().is_none();
+                self.found.evidence.returns |= is_start && self.found.is_sure(state);
                 self.found.link(state.doubt().filter(|_| is_start), None);
                 self.belongs |= is_start;
                 self.leave(state, is_start)?;
@@ -454,7 +519,7 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
         let is_own = target != self.code.start || state.is_stack_of_start();
         if self.code.contains(target) && is_own {
             self.found.targets.insert(target);
-            paths.push((target, state.clone()));
+            paths.push(target, state.clone());
             return Some(());
         }
         // Compilers move what is seldom executed elsewhere (`.cold`): conditional jumps lead there with any stack.

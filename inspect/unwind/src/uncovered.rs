@@ -21,6 +21,8 @@ const MIN_SEARCHED_CODE: usize = 1024;
 const MAX_FUNCTION_STARTS: usize = 65_536;
 /// Maximum number of times that code is read again with the starts that its calls have shown.
 const MAX_ROUNDS: usize = 4;
+/// Maximum number of places at which coroutines start, of one file: a library for them has one.
+const MAX_STARTS_OF_COROUTINES: usize = 16;
 /// Functions are aligned to this many bytes, where nothing says where they start.
 const ALIGNMENT: u64 = 16;
 
@@ -169,6 +171,13 @@ impl Uncovered {
             starts.sort_unstable();
         }
         merged(found)
+    }
+
+    /// Finds the code that coroutines start in.
+    pub(crate) fn starts_of_coroutines(&self, reader: &CodeReader) -> Vec<Range<u64>> {
+        let pieces = self.pieces.iter();
+        let starts = pieces.flat_map(|it| (reader.starts_of_coroutines)(&it.bytes, it.start));
+        starts.take(MAX_STARTS_OF_COROUTINES).collect()
     }
 
     /// Returns the bytes of a function.

@@ -336,6 +336,64 @@ fn stacks_of_coroutines_reach_their_start() {
     }
 }
 
+/// The function of such a coroutine returns to code without tables, which no call precedes.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn stacks_of_coroutines_of_libraries_reach_their_start() {
+    let Some(program) = without_frame_pointers(Compiler::gcc(), "coroutines.c") else {
+        return;
+    };
+    let target = Target::spawn(&mut Command::new(program));
+    let mut lines = target.lines.iter();
+    let end = lines.find_map(|it| it.strip_prefix("end 0x")).unwrap();
+    let end = u64::from_str_radix(end, 16).unwrap();
+    for without_ebpf in [false, true] {
+        let recorded = record_process("coroutines of libraries", target.pid(), without_ebpf);
+        let Some((counts, catalog, samples)) = recorded else {
+            return;
+        };
+        let mut in_coroutine = 0;
+        let is_complete = |it: &&Sample| it.stack_end == Some(StackEnd::Start);
+        for sample in samples.iter().filter(is_complete) {
+            let frames = catalog.frames(sample.user_stack);
+            let is_end = frames.filter_map(Frame::address).next_back() == Some(end);
+            in_coroutine += u64::from(is_end);
+            assert!(is_end || reaches_start(&catalog, sample) != Some(false));
+        }
+        // It works there for twice as long as outside.
+        assert!(
+            2 * in_coroutine > counts.complete_stacks,
+            "{in_coroutine}: {counts:?}"
+        );
+        assert_share("coroutines of libraries", &counts, COMPLETE);
+    }
+}
+
+/// Such a program's main function may never return: what it has saved shows that it goes on behind its calls.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn stacks_of_programs_without_tables_reach_the_start() {
+    let flags = [
+        "-O2",
+        "-fomit-frame-pointer",
+        "-fno-asynchronous-unwind-tables",
+        "-fno-unwind-tables",
+        "-lm",
+    ];
+    for (name, compiler) in [("gcc", Compiler::gcc()), ("clang", Compiler::clang())] {
+        for stripped in [false, true] {
+            let flags = [&flags[..], if stripped { &["-s"][..] } else { &[] }].concat();
+            let Some(program) = compiler.program(&["never_returns.c"], &flags) else {
+                continue;
+            };
+            let name = format!("{name} without tables, stripped: {stripped}");
+            if check(&name, &mut Command::new(program)).is_none() {
+                return;
+            }
+        }
+    }
+}
+
 /// Code that is in no file, with unwind tables in the target's memory.
 #[test]
 fn stacks_through_the_vdso_reach_the_start() {

@@ -31,6 +31,7 @@ pub(super) const READER: CodeReader = CodeReader {
         start.wrapping_add(at.saturating_sub(start).next_multiple_of(SIZE))
     },
     call_ends,
+    starts_of_coroutines: |_, _| Vec::new(),
     may_start,
     skip_padding,
 };
@@ -77,6 +78,10 @@ impl InstructionSet for A64 {
 
     fn may_start_behind_call(code: &FunctionCode<'_>, at: u64) -> bool {
         at.is_multiple_of(ALIGNMENT) || may_be_first(code, at)
+    }
+
+    fn is_inside_function(_: &FunctionCode<'_>, _: u64, _: &mut CodeWork) -> Option<bool> {
+        Some(false)
     }
 
     fn padding_end(code: &FunctionCode<'_>, at: u64, work: &mut CodeWork) -> Option<Option<u64>> {

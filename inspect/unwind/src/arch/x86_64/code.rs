@@ -1,7 +1,10 @@
 //! Rules of a function that no table describes, from its instructions.
 
 mod extent;
+mod start;
 mod state;
+
+use std::ops::Range;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, Register};
 
@@ -21,6 +24,7 @@ pub(super) const READER: CodeReader = CodeReader {
     calls,
     next_instruction,
     call_ends,
+    starts_of_coroutines,
     may_start,
     skip_padding,
 };
@@ -38,6 +42,10 @@ impl InstructionSet for X86_64 {
 
     fn may_start_behind_call(_: &FunctionCode<'_>, at: u64) -> bool {
         at.is_multiple_of(ALIGNMENT)
+    }
+
+    fn is_inside_function(code: &FunctionCode<'_>, at: u64, work: &mut CodeWork) -> Option<bool> {
+        start::is_inside_function(code, at, work)
     }
 
     fn padding_end(code: &FunctionCode<'_>, at: u64, work: &mut CodeWork) -> Option<Option<u64>> {
@@ -126,6 +134,18 @@ fn call_ends(code: &[u8], start: u64) -> Vec<u64> {
         .into_iter()
         .filter(|it| it.mnemonic() == Mnemonic::Call);
     calls.map(|call| call.next_ip()).collect()
+}
+
+/// Finds where coroutines of Boost.Context start, which PHP's fibers and others have copied
+/// (src/asm/make_x86_64_sysv_elf_gas.S there). See [`CodeReader::starts_of_coroutines`].
+fn starts_of_coroutines(code: &[u8], start: u64) -> Vec<Range<u64>> {
+    // push %rbp, the return address; jmp *%rbx, the function. It returns to xor %rdi, %rdi; call _exit; hlt.
+    const CODE: [u8; 7] = [0x55, 0xff, 0xe3, 0x48, 0x31, 0xff, 0xe8];
+    const HLT: u8 = 0xf4;
+    let places = memchr::memmem::find_iter(code, &CODE);
+    let places = places.filter(|at| code.get(at + CODE.len() + 4) == Some(&HLT));
+    let start_of = |at| start.wrapping_add(at as u64);
+    places.map(|at| start_of(at)..start_of(at + 3)).collect()
 }
 
 /// Returns whether a function may start. See [`CodeReader::may_start`].

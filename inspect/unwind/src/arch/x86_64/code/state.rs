@@ -133,10 +133,19 @@ impl instruction_set::State for State {
     }
 
     fn is_first_save(&self, instruction: &Instruction) -> bool {
-        let saved = number(instruction.op0_register()).and_then(callee_saved);
-        self.stack() == Some(START)
-            && instruction.mnemonic() == Mnemonic::Push
-            && saved.is_some_and(|index| self.callers[index] == CallersValue::Same)
+        let is_own = |place: Place| place.distance(START).is_some_and(|up| up > 0);
+        let (register, is_save) = match instruction.mnemonic() {
+            Mnemonic::Push => (instruction.op0_register(), self.stack() == Some(START)),
+            // Hand-written functions make room for several at once.
+            Mnemonic::Mov if instruction.op0_kind() == OpKind::Memory => {
+                let has_room = self.stack().is_some_and(is_own);
+                let is_save = has_room && self.place(instruction).is_some_and(is_own);
+                (instruction.op1_register(), is_save)
+            }
+            _ => return false,
+        };
+        let saved = number(register).and_then(callee_saved);
+        is_save && saved.is_some_and(|index| self.callers[index] == CallersValue::Same)
     }
 
     fn meet(&mut self, other: &State) -> bool {

@@ -284,6 +284,145 @@ fn padding_behind_a_call_ends_a_function_unless_it_goes_on_behind_it() {
     assert_eq!(own.last(), Some(&(19, Rule::Gap)), "{own:?}");
 }
 
+/// The end of a call at 16, where functions may start.
+const ALIGNED_CALL: [u8; 9] = [0x0f, 0x1f, 0x40, 0, 0xe8, 0, 1, 0, 0];
+
+/// Programs that serve forever, and what calls them and then exits.
+#[test]
+fn a_function_that_never_returns_goes_on_where_it_uses_what_it_has_saved() {
+    // push %rbp; push %rbx; sub $8, %rsp; xor %eax, %eax (7 bytes in all), call; USE; call; ud2
+    let prologue = [0x55, 0x53, 0x48, 0x83, 0xec, 8, 0x90];
+    let goes_on = |used: &[u8]| {
+        let code = [
+            &prologue[..],
+            &ALIGNED_CALL,
+            used,
+            &[0xe8, 0, 1, 0, 0, 0x0f, 0x0b],
+        ];
+        let rules = rules(&code.concat()).unwrap();
+        let (end, last) = *rules.last().unwrap();
+        assert_eq!(last, Rule::Gap);
+        assert_eq!(rules[rules.len() - 2].1, above(32, Saved::AtCfa(-16)));
+        // Up to the ud2, or up to the first call.
+        assert!(
+            end == 16 || end as usize == 16 + used.len() + 5 + 2,
+            "{rules:x?}"
+        );
+        end != 16
+    };
+    let uses: [&[u8]; 8] = [
+        // mov %ebp, %edi; mov %rbx, %rdi; mov $1, %ebx; mov 8(%rbp), %rax
+        &[0x89, 0xef],
+        &[0x48, 0x89, 0xdf],
+        &[0xbb, 1, 0, 0, 0],
+        &[0x48, 0x8b, 0x45, 8],
+        // mov %eax, (%rsp); add $8, %rsp; sub $8, %rsp
+        &[0x89, 0x04, 0x24],
+        &[0x48, 0x83, 0xc4, 8, 0x48, 0x83, 0xec, 8],
+        // test %edi, %edi; jz +0; call *%rbx
+        &[0x85, 0xff, 0x74, 0, 0xff, 0xd3],
+        // mov %edi, (%rbx)
+        &[0x89, 0x3b],
+    ];
+    for used in uses {
+        assert!(goes_on(used), "{used:x?}");
+    }
+    let starts: [&[u8]; 6] = [
+        // push %rbx; mov %edi, %ebx. mov %rbx, %r8; cpuid. mov %rbx, (%rdi). xor %ebp, %ebp; pop %rdi. sub $8, %rsp; mov %eax, (%rsp)
+        &[0x53, 0x89, 0xfb],
+        &[0x49, 0x89, 0xd8, 0x0f, 0xa2],
+        &[0x48, 0x89, 0x1f],
+        &[0x31, 0xed, 0x5f],
+        &[0x48, 0x83, 0xec, 8, 0x89, 0x04, 0x24],
+        // endbr64; pop %rax
+        &[0xf3, 0x0f, 0x1e, 0xfa, 0x58],
+    ];
+    for start in starts {
+        assert!(!goes_on(start), "{start:x?}");
+    }
+}
+
+/// Clang's functions with floating-point numbers, say, save no register.
+#[test]
+fn a_function_without_saved_registers_returns_behind_a_call_with_a_frame() {
+    // sub $8, %rsp, or nops; call; xor %eax, %eax; call; add $8, %rsp; ret
+    let behind = [0x31, 0xc0, 0xe8, 0, 1, 0, 0];
+    let code = [
+        &[0x48, 0x83, 0xec, 8, 0x66, 0x66, 0x90][..],
+        &ALIGNED_CALL,
+        &behind,
+        &[0x48, 0x83, 0xc4, 8, 0xc3],
+    ];
+    let expected = [
+        (0, above(8, Saved::Same)),
+        (4, above(16, Saved::Same)),
+        (27, above(8, Saved::Same)),
+        (28, Rule::Gap),
+    ];
+    assert_eq!(rules(&code.concat()).unwrap(), expected);
+    // The call may never return, and another function may follow it.
+    let code = [
+        &[0x66, 0x66, 0x90, 0x66, 0x66, 0x66, 0x90][..],
+        &ALIGNED_CALL,
+        &behind,
+        &[0xc3],
+    ];
+    assert_eq!(rules(&code.concat()), None);
+}
+
+/// As functions that switch between coroutines do.
+#[test]
+fn a_function_that_saves_registers_at_once_has_rules_up_to_another_stack() {
+    // lea -16(%rsp), %rsp; mov %rbx, (%rsp); mov %rbp, 8(%rsp); mov %rdi, %rsp; mov 8(%rsp), %rbp; jmp *%rsi
+    let code = [
+        &[0x48, 0x8d, 0x64, 0x24, 0xf0][..],
+        &[0x48, 0x89, 0x1c, 0x24, 0x48, 0x89, 0x6c, 0x24, 8],
+        &[0x48, 0x89, 0xfc, 0x48, 0x8b, 0x6c, 0x24, 8, 0xff, 0xe6],
+    ];
+    let expected = [
+        (0, above(8, Saved::Same)),
+        (5, above(24, Saved::Same)),
+        (14, above(24, Saved::AtCfa(-16))),
+        (17, Rule::Unsupported),
+        (24, Rule::Gap),
+    ];
+    assert_eq!(rules(&code.concat()).unwrap(), expected);
+    // A part of another function, with that one's frame, that writes there: mov %rbx, 8(%rsp); jmp *%rsi
+    assert_eq!(rules(&[0x48, 0x89, 0x5c, 0x24, 8, 0xff, 0xe6]), None);
+    assert_eq!(rules(&[0x48, 0x89, 0x5c, 0x24, 0xf8, 0xff, 0xe6]), None);
+}
+
+#[test]
+fn a_named_function_may_be_a_jump_to_a_pointer() {
+    // jmp *%rdx; jmp *(%rdx); jmp *8(%rdx,%rax,8), through a table
+    let decided = |code: &[u8], starts: &[u64]| {
+        let mut function = function_code(code);
+        function.starts = starts;
+        (READER.function)(&function, &mut CodeWork::default()).is_some()
+    };
+    for code in [&[0xff, 0xe2][..], &[0xff, 0x22]] {
+        assert!(decided(code, &[START]));
+        assert!(!decided(code, &[]));
+    }
+    assert!(!decided(&[0xff, 0x64, 0xc2, 8], &[START]));
+}
+
+#[test]
+fn coroutines_start_where_their_functions_return_to_the_end_of_the_process() {
+    // ret; push %rbp; jmp *%rbx; xor %rdi, %rdi; call; hlt
+    let code = [
+        0xc3, 0x55, 0xff, 0xe3, 0x48, 0x31, 0xff, 0xe8, 1, 2, 3, 4, 0xf4,
+    ];
+    let find = |code: &[u8]| (READER.starts_of_coroutines)(code, START);
+    assert_eq!(find(&code), [START + 1..START + 4]);
+    assert_eq!(find(&code[..12]), []);
+    for at in (1..8).chain([12]) {
+        let mut other = code;
+        other[at] ^= 1;
+        assert_eq!(find(&other), [], "{at}");
+    }
+}
+
 #[test]
 fn a_function_that_jumps_elsewhere_with_a_frame_is_undecided() {
     // push %rbx; pop %rbx; jmp elsewhere; with a frame, without having restored what it saved, and with both.
