@@ -34,6 +34,8 @@ pub(crate) struct CodeReader {
     pub(crate) next_instruction: fn(code: &[u8], start: u64, at: u64) -> u64,
     /// Finds the ends of the calls in a function's code at `start`, in order.
     pub(crate) call_ends: fn(code: &[u8], start: u64) -> Vec<u64>,
+    /// Finds what may be addresses of functions that the code at `start` takes.
+    pub(crate) addresses: fn(code: &[u8], start: u64) -> Vec<u64>,
     /// Finds the code at `start` in which coroutines start, up to what their first functions return to.
     pub(crate) starts_of_coroutines: fn(code: &[u8], start: u64) -> Vec<Range<u64>>,
     /// Returns whether a function may start between these bytes: behind an instruction that nothing follows, and

@@ -31,6 +31,7 @@ pub(super) const READER: CodeReader = CodeReader {
         start.wrapping_add(at.saturating_sub(start).next_multiple_of(SIZE))
     },
     call_ends,
+    addresses: |_, _| Vec::new(),
     starts_of_coroutines: |_, _| Vec::new(),
     may_start,
     skip_padding,

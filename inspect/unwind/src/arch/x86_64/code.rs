@@ -6,7 +6,7 @@ mod state;
 
 use std::ops::Range;
 
-use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, Register};
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 use self::state::State;
 use crate::instruction_set::{self, Flow, InstructionSet};
@@ -24,6 +24,7 @@ pub(super) const READER: CodeReader = CodeReader {
     calls,
     next_instruction,
     call_ends,
+    addresses,
     starts_of_coroutines,
     may_start,
     skip_padding,
@@ -134,6 +135,18 @@ fn call_ends(code: &[u8], start: u64) -> Vec<u64> {
         .into_iter()
         .filter(|it| it.mnemonic() == Mnemonic::Call);
     calls.map(|call| call.next_ip()).collect()
+}
+
+/// Finds addresses that code takes. See [`CodeReader::addresses`].
+fn addresses(code: &[u8], start: u64) -> Vec<u64> {
+    let decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);
+    let address = |it: Instruction| match (it.mnemonic(), it.op1_kind()) {
+        (Mnemonic::Mov, OpKind::Immediate32 | OpKind::Immediate32to64 | OpKind::Immediate64) => {
+            Some(it.immediate(1))
+        }
+        _ => instruction_set::Instruction::address(&it),
+    };
+    decoder.into_iter().filter_map(address).collect()
 }
 
 /// Finds where coroutines of Boost.Context start, which PHP's fibers and others have copied

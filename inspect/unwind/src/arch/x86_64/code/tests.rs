@@ -407,6 +407,21 @@ fn a_named_function_may_be_a_jump_to_a_pointer() {
     assert!(!decided(&[0xff, 0x64, 0xc2, 8], &[START]));
 }
 
+/// The entry point of a program passes its main function on.
+#[test]
+fn addresses_that_code_takes_are_found() {
+    // lea 0x100(%rip), %rdi; mov $0x401000, %rdi; mov $0x401100, %esi; mov %rdi, %rsi; lea 8(%rsp), %rsi; call
+    let code = [
+        &[0x48, 0x8d, 0x3d, 0, 1, 0, 0][..],
+        &[0x48, 0xc7, 0xc7, 0, 0x10, 0x40, 0],
+        &[0xbe, 0, 0x11, 0x40, 0],
+        &[0x48, 0x89, 0xfe, 0x48, 0x8d, 0x74, 0x24, 8],
+        &[0xe8, 0, 1, 0, 0],
+    ];
+    let found = (READER.addresses)(&code.concat(), START);
+    assert_eq!(found, [START + 0x107, 0x40_1000, 0x40_1100]);
+}
+
 #[test]
 fn coroutines_start_where_their_functions_return_to_the_end_of_the_process() {
     // ret; push %rbp; jmp *%rbx; xor %rdi, %rdi; call; hlt
@@ -414,7 +429,7 @@ fn coroutines_start_where_their_functions_return_to_the_end_of_the_process() {
         0xc3, 0x55, 0xff, 0xe3, 0x48, 0x31, 0xff, 0xe8, 1, 2, 3, 4, 0xf4,
     ];
     let find = |code: &[u8]| (READER.starts_of_coroutines)(code, START);
-    assert_eq!(find(&code), [START + 1..START + 4]);
+    assert_eq!(find(&code), vec![START + 1..START + 4; 1]);
     assert_eq!(find(&code[..12]), []);
     for at in (1..8).chain([12]) {
         let mut other = code;
