@@ -270,3 +270,48 @@ fn a_thread_that_has_panicked_is_replaced() {
     assert!(second.is_ready());
     assert_eq!(walk(&mut second), Some(1));
 }
+
+/// Beside a load, samples are cut that wait for it too long.
+#[test]
+fn the_thread_that_walks_is_preferred_if_that_is_permitted() {
+    // Without the right, or with a priority of the user's choice, nothing changes.
+    let raised = std::thread::spawn(|| {
+        let _ = crate::priority::raise_thread_priority();
+        nice_of("self")
+    });
+    let expected = raised.join().unwrap();
+    let (requests, answers) = start().unwrap();
+    let registers = Registers::new(otelctx_reader::remote::Machine::own(), 0, 0).unwrap();
+    let request = Request {
+        number: 1,
+        copied: Arc::new(CopiedStack::of_bytes(registers, (0, StackBytes::default()))),
+        places: Vec::new(),
+        walkers: None,
+    };
+    requests.send(request).unwrap();
+    // By then, it runs.
+    answers.recv().unwrap();
+    let threads = std::fs::read_dir("/proc/self/task").unwrap();
+    let threads = threads.map(|thread| thread.unwrap().file_name().into_string().unwrap());
+    let is_walker = |thread: &String| {
+        let name = std::fs::read_to_string(format!("/proc/self/task/{thread}/comm"));
+        name.is_ok_and(|name| name == "otelctx-early\n")
+    };
+    let walkers: Vec<String> = threads.filter(is_walker).collect();
+    assert!(!walkers.is_empty());
+    for thread in walkers {
+        assert_eq!(nice_of(&thread), expected);
+    }
+}
+
+/// The nice value of a thread of this process; `self` for the calling one.
+fn nice_of(thread: &str) -> String {
+    let path = match thread {
+        "self" => "/proc/thread-self/stat".to_owned(),
+        _ => format!("/proc/self/task/{thread}/stat"),
+    };
+    let stat = std::fs::read_to_string(path).unwrap();
+    // The 19th field (proc_pid_stat(5)); the second one, in parentheses, may have spaces.
+    let (_, from_third) = stat.rsplit_once(") ").unwrap();
+    from_third.split(' ').nth(16).unwrap().to_owned()
+}

@@ -18,6 +18,7 @@ use otelctx_unwind::{
 };
 
 use super::{Answer, Content, CopiedStack, Place, Request, Walked};
+use crate::priority::raise_thread_priority;
 use crate::walkers::LiveWalkers;
 use crate::{user_stack, vdso};
 
@@ -35,6 +36,8 @@ const MANY_RULES: usize = MAX_RULES / 2;
 
 /// Answers requests until the other end is dropped.
 pub(super) fn run(requests: &Receiver<Request>, answers: &Sender<Answer>) {
+    // Samples wait for it, and else beside a load it would not get the CPU in time. Without the right to, they are cut.
+    let _ = raise_thread_priority();
     let mut walker = Walker::default();
     loop {
         match requests.recv_timeout(MAX_REST) {
