@@ -179,9 +179,9 @@ struct System {
 
 impl System {
     fn of(machine: Machine) -> Option<Self> {
-        let triplet = match machine {
-            Machine::X86_64 => "x86_64-linux-gnu",
-            Machine::Aarch64 => "aarch64-linux-gnu",
+        let architecture = match machine {
+            Machine::X86_64 => "x86_64",
+            Machine::Aarch64 => "aarch64",
             Machine::Other(_) => return None,
         };
         let variable = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
@@ -189,12 +189,14 @@ impl System {
         let mut after = Vec::new();
         configured(Path::new(CONFIGURATION), MAX_INCLUDES, &mut after);
         for root in ["/lib", "/usr/lib"] {
-            after.push(Path::new(root).join(triplet));
+            after.push(format!("{root}/{architecture}-linux-gnu").into());
             after.push(format!("{root}64").into());
             after.push(root.into());
         }
         // The default of musl's dynamic linker, ldso/dynlink.c.
         after.push("/usr/local/lib".into());
+        // That of Debian's musl, which other distributions have in the directories above.
+        after.push(format!("/usr/lib/{architecture}-linux-musl").into());
         Some(Self {
             before: before.collect(),
             after,
@@ -253,6 +255,8 @@ fn configured(path: &Path, depth: usize, folders: &mut Vec<PathBuf>) {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use otelctx_fixtures::Compiler;
+
     use super::*;
 
     #[test]
@@ -291,6 +295,22 @@ mod tests {
         assert_eq!(of(Path::new("/dev/zero")), [] as [PathBuf; 0]);
         assert_eq!(code_files(&["no-such-program".into()]), [] as [PathBuf; 0]);
         fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn the_c_library_of_a_program_with_musl_is_its_code() {
+        let Some(program) = Compiler::musl_gcc().program(&["three_starts.c"], &["-O2"]) else {
+            return;
+        };
+        let interpreter = "/lib/ld-musl-x86_64.so.1";
+        if !Path::new(interpreter).exists() {
+            return eprintln!("skipped: musl is not installed in the place of distributions");
+        }
+        let files = code_files(&[program.as_path().into()]);
+        let known = files.iter().map(|path| fs::canonicalize(path).unwrap());
+        let known: Vec<PathBuf> = known.collect();
+        let library = fs::canonicalize(interpreter).unwrap();
+        assert!(known.contains(&library), "{known:?}");
     }
 
     #[test]
