@@ -21,6 +21,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{Pid, dup2_stderr, dup2_stdout};
+use otelctx_reader::remote::Process;
 use otelctx_worker::{self as worker, Event, PERIOD, start};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -30,7 +31,7 @@ use crate::error::Error;
 use crate::output::terminal;
 use crate::suspend;
 
-/// Periods without progress, 2 s in all, after which a worker is abandoned. A worker that computes,
+/// Periods without progress, 2 s in all, after which a worker is abandoned. A worker that computes or waits for a CPU,
 /// waits for a thread to stop or goes on to the next process makes progress.
 const MAX_STALLED_PERIODS: u32 = 20;
 /// Time for which a target may stall a worker.
@@ -226,7 +227,7 @@ fn follow(
                         0
                     }
                 };
-                stalled = count(stalled, now == progress);
+                stalled = count(stalled, now == progress && !waits_for_cpu(child));
                 inspecting = count(inspecting, now.0 == progress.0);
                 progress = now;
                 let waited = if stalled >= MAX_STALLED_PERIODS.into() {
@@ -267,6 +268,16 @@ fn follow(
 fn cpu_time(process: Pid) -> Option<Duration> {
     let clock = ClockId::pid_cpu_clock_id(process).ok()?;
     clock_gettime(clock).ok().map(Duration::from)
+}
+
+/// Returns true if a thread of a process is ready to run: no target keeps it from that, but a busy machine.
+fn waits_for_cpu(process: Pid) -> bool {
+    let is_ready = |process: Process| {
+        let threads = process.thread_ids().unwrap_or_default();
+        let state = |tid: i32| process.thread_stat(tid).map(|it| it.state());
+        threads.into_iter().any(|tid| matches!(state(tid), Ok('R')))
+    };
+    Process::open(process.as_raw()).is_ok_and(is_ready)
 }
 
 /// Maps a number that a worker shares with its parent. Its page is never unmapped.

@@ -182,6 +182,6 @@ fn samples_have_the_labels_that_the_goroutine_had() {
 #[test]
 fn samples_without_ebpf_have_the_labels_that_the_goroutine_had() {
     for version in ["1.23.12", "1.26.8"] {
-        compare(version, true, tier::usual_or_all(200, 10_000));
+        compare(version, true, tier::usual_or_all(200, 3_000));
     }
 }
