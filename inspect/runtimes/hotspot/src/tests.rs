@@ -18,20 +18,20 @@ const HEAP_LIST: u64 = 0x12_0000;
 const SEGMENTS: u64 = 0x13_0000;
 const CODE: u64 = 0x20_0000;
 const METADATA: u64 = 0x30_0000;
-const STACK: u64 = 0x70_0000;
+pub(crate) const STACK: u64 = 0x70_0000;
 /// The compiled method: its blob is behind a header of 16 bytes, and its code in it.
 const BLOB: u64 = CODE + 0x100 + 16;
-const BLOB_CODE: u64 = BLOB + 0x200;
+pub(crate) const BLOB_CODE: u64 = BLOB + 0x200;
 const SCOPES: u64 = BLOB + 0x180;
 /// The return address of the stub that calls Java, and its blob.
-const STUB: u64 = CODE + 0x800 + 16;
-const CALL_STUB_RETURN: u64 = STUB + 0x210;
+pub(crate) const STUB: u64 = CODE + 0x800 + 16;
+pub(crate) const CALL_STUB_RETURN: u64 = STUB + 0x210;
 /// The interpreter's blob.
 const INTERPRETER: u64 = CODE + 0xc00 + 16;
 /// DWARF's numbers.
-const RSP: u8 = 7;
+pub(crate) const RSP: u8 = 7;
 const RBX: u8 = 3;
-const RBP: u8 = 6;
+pub(crate) const RBP: u8 = 6;
 const R13: u8 = 13;
 
 /// Fields of the tables: type, name, offset and size. Static ones are at [`STATICS`] and this offset.
@@ -125,22 +125,22 @@ fn tables() -> Tables {
 }
 
 /// Memory that is written by address.
-struct Machine(TargetImage);
+pub(crate) struct Machine(TargetImage);
 
 impl Machine {
     /// Each byte is a piece of its own, so that parts can be replaced.
-    fn put(&mut self, at: u64, bytes: &[u8]) {
+    pub(crate) fn put(&mut self, at: u64, bytes: &[u8]) {
         for (at, byte) in (at..).zip(bytes) {
             self.0.memory.map(at, [*byte]);
         }
     }
 
-    fn put_u64(&mut self, at: u64, words: &[u64]) {
+    pub(crate) fn put_u64(&mut self, at: u64, words: &[u64]) {
         let bytes = words.iter().flat_map(|word| word.to_ne_bytes());
         self.put(at, &bytes.collect::<Vec<u8>>());
     }
 
-    fn put_u32(&mut self, at: u64, words: &[u32]) {
+    pub(crate) fn put_u32(&mut self, at: u64, words: &[u32]) {
         let bytes = words.iter().flat_map(|word| word.to_ne_bytes());
         self.put(at, &bytes.collect::<Vec<u8>>());
     }
@@ -152,7 +152,13 @@ impl Machine {
     }
 
     /// A blob in `segments` of the heap, of 0x100 bytes each.
-    fn put_blob(&mut self, blob: u64, name: u64, frame_words: u32, segments: std::ops::Range<u64>) {
+    pub(crate) fn put_blob(
+        &mut self,
+        blob: u64,
+        name: u64,
+        frame_words: u32,
+        segments: std::ops::Range<u64>,
+    ) {
         let start = blob + 0x200;
         self.put(blob, &[0; 0x300]);
         self.put_u64(blob, &[name]);
@@ -185,7 +191,7 @@ impl Machine {
 }
 
 /// A machine with a method `total`, compiled, in which `price` is inlined.
-fn machine() -> Machine {
+pub(crate) fn machine() -> Machine {
     let mut it = Machine(TargetImage::new());
     it.put_u64(
         STATICS,
@@ -230,7 +236,7 @@ fn process(machine: &Machine) -> HotSpotProcess {
     HotSpotProcess::new(Layout::new(&machine.0, &tables()).unwrap())
 }
 
-fn registers(pc: u64, rbp: u64) -> FrameRegisters {
+pub(crate) fn registers(pc: u64, rbp: u64) -> FrameRegisters {
     let mut registers = FrameRegisters::new(pc);
     registers.set(RSP, STACK);
     registers.set(RBP, rbp);
@@ -238,7 +244,7 @@ fn registers(pc: u64, rbp: u64) -> FrameRegisters {
 }
 
 /// The step from a frame, and its functions with files and lines.
-fn step(
+pub(crate) fn step(
     machine: &Machine,
     registers: &FrameRegisters,
     is_innermost: bool,

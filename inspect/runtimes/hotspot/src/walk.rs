@@ -6,6 +6,8 @@
 
 mod code;
 mod interpreted;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,8 +29,12 @@ pub(crate) const RBP: u8 = 6;
 pub(crate) const RSP: u8 = 7;
 pub(crate) const R13: u8 = 13;
 
-/// Maximum number of words that code pushes beyond its frame, for a moment.
+/// Maximum number of words that code pushes beyond its frame, for a moment. In JDK 8, it pushes all registers where it calls
+/// functions of mathematics.
 const MAX_PUSHED: u64 = 8;
+const MAX_PUSHED_OF_8: u64 = 160;
+/// Maximum size of a frame of the interpreter, in bytes: its stack of operands has at most 64 Ki words.
+const MAX_INTERPRETED: u64 = 1 << 20;
 /// Maximum distance from the stack pointer to the frame pointer in a frame of a stub.
 const MAX_STUB_FRAME: u64 = 512;
 /// Maximum distance from the stack pointer to the arguments of a call that an adapter has moved.
@@ -46,6 +52,16 @@ pub(crate) struct HotSpotCode {
     pub(crate) class_number: Option<u64>,
     /// The interpreter has generated all of its code.
     pub(crate) is_settled: bool,
+}
+
+/// What a call calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    This,
+    /// Code that selects a method by the receiver's class.
+    Dispatch,
+    /// Another method.
+    Other,
 }
 
 /// A frame whose caller is to be found.
@@ -113,21 +129,48 @@ impl Step<'_> {
     /// The caller of a stub whose frame has a fixed size. Some pass on exceptions, and leave in other ways than a return: they
     /// have the address on the stack, or in rdx.
     fn sized_stub(&self, blob: &Blob) -> Result<FrameRegisters, GeneratedEnd> {
-        let caller = self.incomplete(blob, blob.start)?;
         let end = self.sp.wrapping_add(blob.frame_size);
-        let caller = caller.map_or_else(|| self.at_frame(end), Ok);
-        let is_code = |it: &FrameRegisters| self.of.cache.contains(it.instruction_pointer);
-        if !self.is_innermost || caller.as_ref().is_ok_and(is_code) {
-            return caller;
+        if blob.frame_complete.is_some() && !self.is_innermost {
+            return self.at_frame(end);
         }
-        let passed_on = self.frame.get(RDX).map(|address| {
+        let is_code = |it: &FrameRegisters| self.of.cache.contains(it.instruction_pointer);
+        let returns = |it: &FrameRegisters| self.returns_to(it);
+        if let Some(caller) = self.incomplete(blob, blob.start)?.filter(is_code) {
+            return Ok(caller);
+        }
+        // Where the frame is said to be never complete, its size may be that of another moment.
+        let by_frame_pointer = self.frame_pointer().ok().map(|it| it.wrapping_add(16));
+        let by_size = self.at_frame(end);
+        if by_frame_pointer == Some(end) && by_size.as_ref().is_ok_and(is_code) {
+            return by_size;
+        }
+        let up_to = |limit: u64| by_frame_pointer.filter(|it| *it > self.sp && *it <= limit);
+        // The caller's is further away, or that of a caller without a frame pointer of its own.
+        let further = up_to(end.saturating_add(8 * MAX_PUSHED));
+        let ends = [
+            up_to(end),
+            Some(end),
+            self.frame_end(blob, end).ok(),
+            further,
+        ];
+        let ends = ends.into_iter().flatten();
+        let by_ends = ends.filter_map(|end| self.at_frame(end).ok()).find(returns);
+        let mut without_frame = (0..=2).filter_map(|pushed| self.above(pushed).ok());
+        if let Some(caller) = by_ends.or_else(|| without_frame.find(returns)) {
+            return Ok(caller);
+        }
+        let passed_on = self.frame.get(RDX).filter(|_| self.is_innermost);
+        let passed_on = passed_on.map(|address| {
             let mut caller = *self.frame;
             caller.instruction_pointer = address;
             caller
         });
-        let others = [self.at_return().ok(), passed_on];
-        let found = others.into_iter().flatten().find(is_code);
-        found.map_or(caller, Ok)
+        let others = [by_size.clone().ok(), self.at_return().ok(), passed_on];
+        others
+            .into_iter()
+            .flatten()
+            .find(is_code)
+            .map_or(by_size, Ok)
     }
 
     /// Reads a word of the stack.
@@ -157,6 +200,15 @@ impl Step<'_> {
         Ok(caller)
     }
 
+    /// The caller of code that has pushed so many registers, and has no other frame.
+    fn above(&self, pushed: u64) -> Result<FrameRegisters, GeneratedEnd> {
+        let at = self.sp.wrapping_add(8 * pushed);
+        let mut caller = self.at_return()?;
+        caller.instruction_pointer = self.word(at)?;
+        caller.set(RSP, at.wrapping_add(8));
+        Ok(caller)
+    }
+
     fn returned(&self, record: Option<Record>) -> Result<GeneratedFrame, GeneratedEnd> {
         Ok(frame(self.at_return()?, record))
     }
@@ -182,7 +234,13 @@ impl Step<'_> {
     /// in r13.
     fn adapter(&self) -> Result<GeneratedFrame, GeneratedEnd> {
         let mut caller = self.at_return()?;
-        let above = self.sp.wrapping_add(8);
+        let mut above = self.sp.wrapping_add(8);
+        if !self.of.cache.contains(caller.instruction_pointer) {
+            // The stack has been aligned for the callee, and does not have the return address again yet.
+            caller.instruction_pointer = self.word(above)?;
+            above = above.wrapping_add(8);
+            caller.set(RSP, above);
+        }
         if let Some(sender) = self.frame.get(R13)
             && (above..above.saturating_add(MAX_MOVED)).contains(&sender)
         {
@@ -244,35 +302,109 @@ impl Step<'_> {
             compile_id: object.int(layout.compile_id) as u32,
             pc,
         };
+        if self.is_innermost && self.is_calling(blob) {
+            return self.returned(None);
+        }
         let end = self.sp.wrapping_add(blob.frame_size);
         let caller = if self.is_innermost {
             let entry = object.place(layout.verified_entry, blob.start);
             match self.incomplete(blob, entry)? {
                 Some(caller) => caller,
                 None if code::is_poll(&self.code_at(self.pc)) => self.at_return()?,
-                None => self.at_frame(self.frame_end(end)?)?,
+                None => self.at_frame(self.frame_end(blob, end)?)?,
             }
         } else {
-            self.at_frame(end)?
+            let caller = self.at_frame(end)?;
+            // A stub may have its arguments on the stack, or a function of the C library is called with all registers there.
+            match self.of.cache.contains(caller.instruction_pointer) {
+                true => caller,
+                false => self.at_frame(self.frame_end(blob, end)?)?,
+            }
         };
         Ok(frame(caller, Some(record)))
     }
 
+    /// Returns whether code has called another method and not left its own yet: behind it is the code for calls of methods that are
+    /// not compiled, which passes on the method.
+    fn is_calling(&self, blob: &Blob) -> bool {
+        const PASSED_ON: usize = 10;
+        let start = self.pc.wrapping_sub(PASSED_ON as u64);
+        let before = self.memory.read_vec(start, PASSED_ON as u64, PASSED_ON);
+        code::passes_on_method(&before.unwrap_or_default(), &self.code_at(self.pc))
+            && self.word(self.sp).is_ok_and(|address| {
+                (blob.start..blob.end).contains(&address) && self.is_return_address(address)
+            })
+    }
+
     /// Finds the end of the frame of interrupted code: it may have pushed words beyond the frame.
-    fn frame_end(&self, end: u64) -> Result<u64, GeneratedEnd> {
-        for pushed in 0..MAX_PUSHED {
-            let end = end.wrapping_add(8 * pushed);
-            if self.is_return_address(self.word(end.wrapping_sub(8))?) {
+    fn frame_end(&self, blob: &Blob, end: u64) -> Result<u64, GeneratedEnd> {
+        let last = |end: u64| self.word(end.wrapping_sub(8));
+        let may_return = |end: u64| -> Result<bool, GeneratedEnd> {
+            let caller = self.at_frame(end)?;
+            Ok(self.returns_to(&caller)
+                && self.call_before(blob, caller.instruction_pointer)? != Some(Call::Other))
+        };
+        for end in (0..MAX_PUSHED).map(|pushed| end.wrapping_add(8 * pushed)) {
+            if may_return(end)? {
                 return Ok(end);
             }
         }
+        if self.of.layout.major == 8 {
+            let further = MAX_PUSHED..MAX_PUSHED_OF_8;
+            for end in further.map(|pushed| end.wrapping_add(8 * pushed)) {
+                // What is left of earlier calls is there, too.
+                if self
+                    .call_before(blob, last(end)?)?
+                    .is_some_and(|it| it != Call::Other)
+                {
+                    return Ok(end);
+                }
+            }
+        }
         // Return addresses that HotSpot has replaced are behind no call.
-        match self.of.cache.contains(self.word(end.wrapping_sub(8))?) {
+        match self.of.cache.contains(last(end)?) {
             true => Ok(end),
             false => Err(GeneratedEnd::Unexpected(
                 "no return address where its frame ends",
             )),
         }
+    }
+
+    /// Returns what the call before a return address calls, as seen from code that may be called by it. `None` if there is no call
+    /// that says so.
+    fn call_before(&self, blob: &Blob, address: u64) -> Result<Option<Call>, GeneratedEnd> {
+        if !self.is_return_address(address) {
+            return Ok(None);
+        }
+        let mut call = [0; 5];
+        self.memory.read(address.wrapping_sub(5), &mut call)?;
+        let [0xe8, distance @ ..] = call else {
+            return Ok(None);
+        };
+        let target = address.wrapping_add_signed(i32::from_le_bytes(distance).into());
+        if (blob.start..blob.end).contains(&target) {
+            return Ok(Some(Call::This));
+        }
+        let called = self.of.cache.blob(self.memory, &self.of.layout, target);
+        Ok(called.ok().and_then(|called| match called.kind {
+            Kind::Dispatch => Some(Call::Dispatch),
+            Kind::Method | Kind::Native => Some(Call::Other),
+            _ => None,
+        }))
+    }
+
+    /// Returns whether this is a place to which code returns. The interpreter pushes addresses of its own, which are behind no
+    /// call; it needs its frame pointer.
+    fn returns_to(&self, caller: &FrameRegisters) -> bool {
+        let address = caller.instruction_pointer;
+        if !self.of.codelets.contains(address) {
+            return self.is_return_address(address);
+        }
+        let both = caller.get(RSP).zip(caller.get(RBP));
+        both.is_some_and(|(sp, frame_pointer)| {
+            let above = sp..sp.saturating_add(MAX_INTERPRETED);
+            above.contains(&frame_pointer) && frame_pointer % 8 == 0
+        })
     }
 
     /// Returns whether an address is in generated code, behind a call.
@@ -308,25 +440,34 @@ impl Step<'_> {
         }
         let size = (self.pc - entry).saturating_add(code::MAX_PROLOGUE as u64);
         let bytes = self.memory.read_vec(entry, size, code::MAX_ENTERED);
-        let bytes = bytes.map_err(|_| GeneratedEnd::Unexpected("its entry cannot be read"))?;
-        Ok(Some(
-            match code::entered(&bytes, (self.pc - entry) as usize) {
-                code::Entered::Nothing => self.at_return()?,
-                code::Entered::Pushed => self.at_frame(self.sp.wrapping_add(16))?,
-                code::Entered::Complete => self.at_frame(self.sp.wrapping_add(blob.frame_size))?,
-                code::Entered::Unsaved => {
-                    let mut caller = self.at_frame(self.sp.wrapping_add(blob.frame_size))?;
-                    caller.set(RBP, self.frame_pointer()?);
-                    caller
-                }
-            },
-        ))
+        let Ok(bytes) = bytes else {
+            return Ok(None);
+        };
+        let end = self.sp.wrapping_add(blob.frame_size);
+        Ok(match code::entered(&bytes, (self.pc - entry) as usize) {
+            code::Entered::Nothing => Some(self.at_return()?),
+            code::Entered::Pushed => Some(self.at_frame(self.sp.wrapping_add(16))?),
+            code::Entered::Complete if blob.frame_complete.is_none() => None,
+            code::Entered::Complete => Some(self.at_frame(end)?),
+            code::Entered::Unsaved => {
+                let mut caller = self.at_frame(end)?;
+                caller.set(RBP, self.frame_pointer()?);
+                Some(caller)
+            }
+            code::Entered::Unknown => None,
+            // For a moment, there may be one more.
+            code::Entered::Registers(pushed) => [pushed, pushed + 1]
+                .into_iter()
+                .filter_map(|pushed| self.above(pushed).ok())
+                .find(|caller| self.returns_to(caller)),
+        })
     }
 
     /// The caller of code that has removed its frame.
     fn left(&self, code: &[u8]) -> Result<Option<FrameRegisters>, GeneratedEnd> {
         match code::left(code) {
             Some(code::Left::FramePointer) => self.at_frame(self.sp.wrapping_add(16)).map(Some),
+            Some(code::Left::Registers(popped)) => self.above(popped).map(Some),
             Some(code::Left::Everything) => self.at_return().map(Some),
             None => Ok(None),
         }

@@ -11,11 +11,15 @@ pub(super) const MAX_ENTERED: usize = 512;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entered {
     Nothing,
-    /// The frame pointer is saved.
+    /// The frame pointer is saved, and nothing else is pushed.
     Pushed,
     /// The stack pointer is moved, but the frame pointer is not saved.
     Unsaved,
     Complete,
+    /// The frame pointer is saved; what follows may have pushed more.
+    Unknown,
+    /// So many registers are pushed, and the frame pointer is the caller's.
+    Registers(u64),
 }
 
 /// What is left of the frame of code that removes it.
@@ -23,6 +27,8 @@ pub(super) enum Entered {
 pub(super) enum Left {
     /// The saved frame pointer.
     FramePointer,
+    /// So many other registers, which are popped.
+    Registers(u64),
     /// The return address alone.
     Everything,
 }
@@ -47,6 +53,9 @@ fn moved_stack_pointer(code: &[u8]) -> Option<usize> {
 
 /// Returns what code has done of its frame before the instruction at `at`, where `code` begins at its entry.
 pub(super) fn entered(code: &[u8], at: usize) -> Entered {
+    if let Some(pushed) = pushed_registers(code, at) {
+        return Entered::Registers(pushed);
+    }
     let mut index = 0;
     while index < at {
         let rest = code.get(index..).unwrap_or_default();
@@ -64,10 +73,12 @@ pub(super) fn entered(code: &[u8], at: usize) -> Entered {
                 if sets_frame_pointer(&code[next..]) {
                     next += 3;
                 }
-                let moved = moved_stack_pointer(&code[next..]).unwrap_or(0);
-                return match at >= next + moved && moved > 0 {
-                    true => Entered::Complete,
-                    false => Entered::Pushed,
+                let moved = moved_stack_pointer(&code[next..]);
+                return match moved {
+                    _ if at <= next => Entered::Pushed,
+                    Some(moved) if at < next + moved => Entered::Pushed,
+                    Some(_) => Entered::Complete,
+                    None => Entered::Unknown,
                 };
             }
             // sub $N, %rsp; mov %rbp, M(%rsp)
@@ -94,6 +105,23 @@ pub(super) fn entered(code: &[u8], at: usize) -> Entered {
     Entered::Nothing
 }
 
+/// Returns how many registers code has pushed before the instruction at `at`, if it begins with pushes of several ones and does
+/// not save the frame pointer.
+fn pushed_registers(code: &[u8], at: usize) -> Option<u64> {
+    let (mut index, mut pushed, mut all) = (0, 0, 0);
+    loop {
+        index += match code.get(index..).unwrap_or_default() {
+            [0x55, ..] => return None,
+            [0x50..=0x57, ..] => 1,
+            [0x41, 0x50..=0x57, ..] => 2,
+            _ => break,
+        };
+        all += 1;
+        pushed += u64::from(index <= at);
+    }
+    (all > 1).then_some(pushed)
+}
+
 /// Returns what is left of a frame that the next instructions remove. `None` if they do not.
 pub(super) fn left(code: &[u8]) -> Option<Left> {
     // pop %rbp
@@ -101,6 +129,18 @@ pub(super) fn left(code: &[u8]) -> Option<Left> {
         && returns(rest)
     {
         return Some(Left::FramePointer);
+    }
+    let (mut rest, mut popped) = (code, 0);
+    loop {
+        rest = match rest {
+            [0x5d, ..] => return None,
+            [0x58..=0x5f, rest @ ..] | [0x41, 0x58..=0x5f, rest @ ..] => rest,
+            _ => break,
+        };
+        popped += 1;
+    }
+    if popped > 0 {
+        return returns(rest).then_some(Left::Registers(popped));
     }
     returns(code).then_some(Left::Everything)
 }
@@ -191,6 +231,16 @@ pub(super) fn is_poll(code: &[u8]) -> bool {
     matches!(code, [0x4d, 0x89, 0x97, _, _, _, _, 0xe9, ..])
 }
 
+/// Returns whether an instruction is one of `mov $METHOD, %rbx; jmp`.
+pub(super) fn passes_on_method(before: &[u8], code: &[u8]) -> bool {
+    let is_jump = |code: &[u8]| matches!(code, [0xe9, ..]);
+    let moves = |code: &[u8]| matches!(code, [0x48, 0xbb, ..]);
+    // mov is preceded by bytes that align its value.
+    let code = code.strip_prefix(&[0x0f, 0x1f, 0x44, 0, 0]).unwrap_or(code);
+    let rest = code.get(10..).unwrap_or_default();
+    moves(code) && is_jump(rest) || moves(before) && is_jump(code)
+}
+
 /// Returns whether the bytes before an address end with a call, of the forms that HotSpot writes.
 pub(super) fn is_behind_call(before: [u8; 8]) -> bool {
     matches!(
@@ -216,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_new_frame_is_known_by_the_instructions_that_make_it() {
-        use Entered::{Complete, Nothing, Pushed, Unsaved};
+        use Entered::{Complete, Nothing, Pushed, Unknown, Unsaved};
         let at = |code: &[u8], places: &[usize]| -> Vec<Entered> {
             places.iter().map(|at| entered(code, *at)).collect()
         };
@@ -224,6 +274,13 @@ mod tests {
         assert_eq!(found, [Nothing, Nothing, Pushed, Complete, Complete]);
         let found = at(&MOVES, &[0, 7, 12, 13]);
         assert_eq!(found, [Nothing, Unsaved, Complete, Complete]);
+        // push %rdi; push %r8; push %rax; mov; push %rcx
+        let registers = [0x57, 0x41, 0x50, 0x50, 0x90, 0x51];
+        let found = at(&registers, &[0, 1, 3, 4, 6]);
+        assert_eq!(found, [0, 1, 2, 3, 3].map(Entered::Registers));
+        // push %rbp; mov %rsp, %rbp; push %rax
+        let found = at(&[0x55, 0x48, 0x8b, 0xec, 0x50], &[1, 4, 5]);
+        assert_eq!(found, [Pushed, Pushed, Unknown]);
         // Something else, and code that ends in the middle.
         assert_eq!(entered(&[0x90; 8], 4), Nothing);
         for length in 0..PUSHES.len() {
@@ -245,9 +302,31 @@ mod tests {
         // JDK 11: mov 0x108(%r15), %r10; test %eax, (%r10); ret
         let poll = [0x4d, 0x8b, 0x97, 8, 1, 0, 0, 0x41, 0x85, 0x02, 0xc3];
         assert_eq!(left(&poll), Some(Left::Everything));
-        for code in [&[0x5d, 0x90][..], &[0x90], &[], &[0x5d], &pop_and_poll[..8]] {
+        // pop %rax; pop %r8; ret
+        let popped = [0x58, 0x41, 0x58, 0xc3];
+        assert_eq!(left(&popped), Some(Left::Registers(2)));
+        for code in [
+            &popped[..3],
+            &[0x58, 0x5d, 0xc3],
+            &[0x5d, 0x90],
+            &[0x90],
+            &[],
+            &[0x5d],
+            &pop_and_poll[..8],
+        ] {
             assert_eq!(left(code), None, "{code:x?}");
         }
+    }
+
+    #[test]
+    fn a_method_is_passed_on_in_a_register() {
+        let mut code = [0x90; 20];
+        code[5..7].copy_from_slice(&[0x48, 0xbb]);
+        code[15] = 0xe9;
+        code[..5].copy_from_slice(&[0x0f, 0x1f, 0x44, 0, 0]);
+        let is = |at: usize| passes_on_method(&code[..at][at.saturating_sub(10)..], &code[at..]);
+        let expected = [0, 5, 15];
+        assert_eq!((0..20).filter(|at| is(*at)).collect::<Vec<_>>(), expected);
     }
 
     #[test]

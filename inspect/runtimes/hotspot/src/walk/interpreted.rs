@@ -1,8 +1,10 @@
 //! Frames of the interpreter, on x86-64 (`frame_x86.hpp`, `templateInterpreterGenerator_x86.cpp`).
 
+use std::ops::Range;
+
 use otelctx_reader::remote::{FrameRegisters, GeneratedEnd, GeneratedFrame, Memory, MemoryError};
 
-use super::{HotSpotCode, R13, RAX, RBP, RBX, RSP, Step, code, frame};
+use super::{HotSpotCode, MAX_INTERPRETED, R13, RAX, RBP, RBX, RSP, Step, code, frame};
 use crate::layout::{Interpreter, read_int};
 use crate::method::Method;
 use crate::record::Record;
@@ -11,9 +13,6 @@ use crate::tables::c_string;
 /// Words from the frame pointer to the stack pointer of the caller, and to the method.
 const SENDER: i64 = -1;
 const METHOD: i64 = -3;
-/// Maximum distance from the stack pointer to the frame pointer of an interrupted frame, in bytes: the interpreter's stack of
-/// operands has at most 64 Ki words.
-const MAX_FRAME: u64 = 1 << 20;
 /// The same while the frame is being made.
 const MAX_NEW_FRAME: u64 = 0x800;
 /// Maximum number of the interpreter's pieces of code. There are some 300.
@@ -24,6 +23,8 @@ const MAX_CODELETS: u64 = 4096;
 pub(crate) struct Codelets {
     /// Number of all pieces of the interpreter's code.
     stubs: u64,
+    /// The addresses of them all.
+    all: Range<u64>,
     /// Sorted addresses.
     entries: Vec<(u64, u64)>,
 }
@@ -36,6 +37,7 @@ impl Codelets {
             .read_u64(queue.wrapping_add(of.buffer))?
             .wrapping_add(number(of.queue_start)?);
         let (mut entries, stubs) = (Vec::new(), number(of.stubs)?);
+        let start = at;
         for _ in 0..stubs.min(MAX_CODELETS) {
             let size = read_int(memory, at, of.stub_size)?;
             let name = memory.read_u64(at.wrapping_add(of.stub_description))?;
@@ -48,12 +50,20 @@ impl Codelets {
             }
             at = end;
         }
-        Ok(Self { stubs, entries })
+        Ok(Self {
+            stubs,
+            all: start..at,
+            entries,
+        })
     }
 
     /// Returns true if there were as many pieces when they were read `before`.
     pub(crate) fn are_settled(&self, before: &Self) -> bool {
         self.stubs != 0 && self.stubs == before.stubs
+    }
+
+    pub(super) fn contains(&self, address: u64) -> bool {
+        self.all.contains(&address)
     }
 
     fn is_entry(&self, address: u64) -> bool {
@@ -119,7 +129,7 @@ impl Step<'_> {
     /// The caller of a method whose frame is complete.
     fn method_frame(&self) -> Result<GeneratedFrame, GeneratedEnd> {
         let frame_pointer = self.frame_pointer()?;
-        let most = self.sp.saturating_add(MAX_FRAME);
+        let most = self.sp.saturating_add(MAX_INTERPRETED);
         if !(self.sp..most).contains(&frame_pointer) || frame_pointer % 8 != 0 {
             return Err(GeneratedEnd::Unexpected(
                 "no frame pointer in the interpreter",
@@ -166,12 +176,12 @@ impl Step<'_> {
         let is_near = (sp..sp.saturating_add(MAX_NEW_FRAME)).contains(&frame_pointer);
         let of_frame = word(frame_pointer.wrapping_add_signed(8 * METHOD));
         let has_slots = sp <= frame_pointer.wrapping_sub(64);
-        // The first slot is filled at once; the register gets another value soon.
+        // The first slot is filled at once; the register gets another value soon. It may be one word below the caller's stack:
+        // a method handle that is called takes an argument away.
         let saved = word(frame_pointer.wrapping_sub(8));
-        let above = frame_pointer.saturating_add(16)..frame_pointer.saturating_add(MAX_FRAME);
+        let above = frame_pointer.saturating_add(8)..frame_pointer.saturating_add(MAX_INTERPRETED);
         let saved = saved.filter(|saved| above.contains(saved));
-        let has_sender = saved == Some(sender);
-        if is_near && of_frame == Some(address) && (has_slots || has_sender) {
+        if is_near && of_frame == Some(address) && has_slots {
             return Ok(None);
         }
         let record = Some(self.of.record(self.memory, &method, Some(0))?);

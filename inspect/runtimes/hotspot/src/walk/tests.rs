@@ -1,0 +1,108 @@
+//! Walks of code whose frame is not complete, of a virtual machine made by hand.
+
+use otelctx_reader::remote::FrameRegisters;
+
+use crate::tests::{
+    BLOB_CODE, CALL_STUB_RETURN, Machine, RBP, RSP, STACK, STUB, machine, registers, step,
+};
+
+/// The code of the stub.
+const CODE: u64 = STUB + 0x200;
+/// Size of its frame, in words.
+const FRAME: u64 = 6;
+
+/// A machine whose stub has this code, and a frame that is said to be never complete.
+fn with_stub(code: &[u8]) -> Machine {
+    let mut machine = machine();
+    machine.put_u32(STUB + 8, &[FRAME as u32, u32::MAX]);
+    machine.put(CODE, code);
+    // A call of the stub, at the end of the compiled method.
+    machine.put(RETURN - 5, &[0xe8, 0, 0, 0, 0]);
+    machine.put_u64(STACK, &[0; 16]);
+    machine
+}
+
+/// Behind a call in the compiled method.
+const RETURN: u64 = BLOB_CODE + 0x80;
+
+/// The return address, the stack pointer and the frame pointer of the caller.
+fn caller(machine: &Machine, registers: &FrameRegisters) -> (u64, Option<u64>, Option<u64>) {
+    let caller = step(machine, registers, true).0.unwrap().caller;
+    let [sp, frame_pointer] = [RSP, RBP].map(|it| caller.get(it));
+    (caller.instruction_pointer, sp, frame_pointer)
+}
+
+#[test]
+fn a_stub_that_pushes_behind_its_frame_pointer_is_left_by_that() {
+    // push %rbp; mov %rsp, %rbp; push %rax; …
+    let mut machine = with_stub(&[0x55, 0x48, 0x8b, 0xec, 0x50, 0x90, 0x90, 0x90]);
+    // In place of a return address right above the pushed register, there is what an earlier call has left.
+    machine.put_u64(STACK, &[1, CALL_STUB_RETURN, 0, 7, RETURN, 0]);
+    let frame = registers(CODE + 6, STACK + 24);
+    assert_eq!(
+        caller(&machine, &frame),
+        (RETURN, Some(STACK + 40), Some(7))
+    );
+    // Right behind the push, the frame pointer is the caller's.
+    machine.put_u64(STACK, &[7, RETURN]);
+    let frame = registers(CODE + 1, STACK + 64);
+    assert_eq!(
+        caller(&machine, &frame),
+        (RETURN, Some(STACK + 16), Some(7))
+    );
+}
+
+#[test]
+fn a_stub_that_pushes_registers_alone_is_left_above_them() {
+    // push %rdi; push %rsi; push %rcx; push %rax; …; pop %rax; pop %rcx; pop %rsi; pop %rdi; ret
+    let code = [
+        0x57, 0x56, 0x51, 0x50, 0x90, 0x90, 0x58, 0x59, 0x5e, 0x5f, 0xc3,
+    ];
+    let mut machine = with_stub(&code);
+    for (at, pushed) in [
+        (0, 0),
+        (1, 1),
+        (3, 3),
+        (4, 4),
+        (5, 4),
+        (6, 4),
+        (8, 2),
+        (10, 0),
+    ] {
+        let mut words = [0; 8];
+        words[pushed] = RETURN;
+        machine.put_u64(STACK, &words);
+        let frame = registers(CODE + at, STACK + 64);
+        let above = STACK + 8 * pushed as u64 + 8;
+        let expected = (RETURN, Some(above), Some(STACK + 64));
+        assert_eq!(caller(&machine, &frame), expected, "{at}");
+    }
+    // For a moment, one more is pushed.
+    machine.put_u64(STACK, &[0, 0, 0, 0, 0, RETURN]);
+    let frame = registers(CODE + 5, STACK + 64);
+    assert_eq!(caller(&machine, &frame).1, Some(STACK + 48));
+}
+
+#[test]
+fn a_word_beside_a_frame_is_no_return_address_of_another_call() {
+    let mut machine = machine();
+    // Behind the compiled method's frame of four words, two are pushed. The first address that looks like one is behind a call of
+    // another method.
+    machine.put(RETURN - 5, &[0xe8, 0, 0, 0, 0]);
+    machine.put(RETURN + 0x20 - 5, &[0xe8]);
+    let distance = (BLOB_CODE as i64 - (RETURN + 0x20) as i64) as i32;
+    machine.put(RETURN + 0x20 - 4, &distance.to_le_bytes());
+    machine.put_blob(STUB, machine_name(), 4, 8..12);
+    let other = STUB + 0x200;
+    let distance = (other as i64 - RETURN as i64) as i32;
+    machine.put(RETURN - 4, &distance.to_le_bytes());
+    machine.put_u64(STACK, &[1, 2, 3, RETURN, 7, RETURN + 0x20, 9]);
+    let frame = registers(BLOB_CODE + 0x40, 0);
+    let expected = (RETURN + 0x20, Some(STACK + 48), Some(7));
+    assert_eq!(caller(&machine, &frame), expected);
+}
+
+/// The address of the name of compiled methods.
+fn machine_name() -> u64 {
+    0x11_0040
+}

@@ -1,0 +1,151 @@
+//! Stacks of Java threads at any instruction, compared with what the virtual machine itself says of them.
+
+#![cfg(target_arch = "x86_64")]
+
+mod agent;
+mod program;
+mod reader;
+mod tally;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use otelctx_fixtures::{Java, Random, Target, call_trace_agent, compile_java, tier};
+
+use agent::Agent;
+use reader::Reader;
+use tally::Tally;
+
+/// Garbage collectors, as far as builds have them.
+const COLLECTORS: [&str; 5] = ["Serial", "Parallel", "G1", "Z", "Shenandoah"];
+/// The options of each way to execute methods: by default, interpreted, with each compiler alone.
+const WAYS: [&[&str]; 4] = [
+    &[],
+    &["-Xint"],
+    &["-XX:TieredStopAtLevel=1"],
+    &["-XX:-TieredCompilation"],
+];
+
+/// When a stack is walked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Walk {
+    /// While its thread waits.
+    Stopped,
+    /// From a copy, after its thread has gone on.
+    Later,
+}
+
+/// A folder that is removed.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("otelctx-java-{}-{count}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Compares this number of frames of a program with these options.
+fn compare(java: &Java, options: &[&str], walk: Walk, frames: usize) -> Option<Tally> {
+    let folder = Folder::new();
+    let library = call_trace_agent()?;
+    if !compile_java("java_stacks.java", &folder.0) {
+        return None;
+    }
+    let shared = folder.0.join("shared");
+    let agent = Agent::create(&shared);
+    let mut command = java.command();
+    let option = format!("-agentpath:{}={}", library.display(), shared.display());
+    command.arg("-Xmx256m").args(options).arg(option);
+    command
+        .arg("-cp")
+        .arg(&folder.0)
+        .args(["Stacks", "2", "churn"]);
+    let target = Target::spawn(&mut command);
+    let mut reader = Reader::new(target.pid());
+    let mut tally = Tally {
+        what: format!("Java {} {options:?} {walk:?}", java.name),
+        ..Tally::default()
+    };
+    let mut random = Random::new(7);
+    while tally.frames < frames {
+        std::thread::sleep(Duration::from_micros(random.below(1000)));
+        let thread = reader.thread(&mut random);
+        let Some(held) = agent.hold(thread) else {
+            continue;
+        };
+        let (found, calls) = match walk {
+            Walk::Stopped => {
+                let found = reader.walk(&held, None);
+                (found, agent.calls())
+            }
+            Walk::Later => {
+                let copied = reader.copy(&held);
+                let calls = agent.calls();
+                std::thread::sleep(Duration::from_millis(10));
+                (reader.walk(&held, Some(copied)), calls)
+            }
+        };
+        tally.add(&found, &calls);
+    }
+    Some(tally)
+}
+
+/// Panics unless the stacks of a program with these options are right.
+fn assert_right(java: &Java, options: &[&str], walk: Walk, frames: usize) {
+    if !java.starts_with(options) {
+        return println!("skipped: Java {} has no {options:?}", java.name);
+    }
+    if let Some(tally) = compare(java, options, walk, frames) {
+        let is_old = ["8", "11"].iter().any(|old| java.name.starts_with(old));
+        tally.assert_right(is_old);
+    }
+}
+
+/// However methods are executed, and while classes and their code are made and dropped.
+#[test]
+fn methods_at_any_instruction_match_what_the_virtual_machine_says() {
+    for java in Java::all() {
+        for options in WAYS {
+            assert_right(
+                &java,
+                options,
+                Walk::Stopped,
+                tier::usual_or_all(1500, 20_000),
+            );
+        }
+    }
+}
+
+#[test]
+fn methods_match_what_the_virtual_machine_says_with_each_collector() {
+    if tier::left_to_all("collectors of Java") {
+        return;
+    }
+    for java in Java::all() {
+        for collector in COLLECTORS {
+            let experimental = "-XX:+UnlockExperimentalVMOptions";
+            let collector = format!("-XX:+Use{collector}GC");
+            assert_right(&java, &[experimental, &collector], Walk::Stopped, 10_000);
+        }
+    }
+}
+
+/// The stack of a recorded sample is walked when its thread has gone on.
+#[test]
+fn methods_of_copied_stacks_match_what_the_virtual_machine_says() {
+    for java in Java::all() {
+        assert_right(&java, &[], Walk::Later, tier::usual_or_all(1500, 20_000));
+    }
+}
