@@ -26,6 +26,8 @@ pub(crate) struct Layout {
     pub(crate) nmethod: NMethod,
     pub(crate) method: Method,
     pub(crate) interpreter: Interpreter,
+    /// The offset in a thread's object of the address where it was interrupted by a safepoint, while its stack does not have it.
+    pub(crate) interrupted_pc: Option<u64>,
     /// The address of the variable with the address to which the stub that calls Java returns.
     pub(crate) call_stub_return: u64,
     pub(crate) classes: Option<Classes>,
@@ -231,6 +233,9 @@ impl Layout {
             nmethod: nmethod(&find)?,
             method: method(&find)?,
             interpreter: interpreter(&find, is_8)?,
+            interrupted_pc: find
+                .known("JavaThread", "_saved_exception_pc")
+                .map(|field| field.at),
             call_stub_return: find.variable("StubRoutines", "_call_stub_return_address")?,
             classes: classes(&find).ok(),
         })

@@ -35,7 +35,7 @@ pub(crate) const RBP: u8 = 6;
 const R13: u8 = 13;
 
 /// Fields of the tables: type, name, offset and size. Static ones are at [`STATICS`] and this offset.
-const FIELDS: [(&str, &str, u64, u8); 44] = [
+const FIELDS: [(&str, &str, u64, u8); 45] = [
     ("CodeHeap", "_memory", 0, 8),
     ("CodeHeap", "_segmap", 0x40, 8),
     ("CodeHeap", "_log2_segment_size", 0x80, 4),
@@ -80,6 +80,7 @@ const FIELDS: [(&str, &str, u64, u8); 44] = [
     ("InterpreterCodelet", "_size", 0, 4),
     ("InterpreterCodelet", "_description", 8, 8),
     ("PcDesc", "_pc_offset", 0, 4),
+    ("JavaThread", "_saved_exception_pc", 8, 8),
 ];
 const STATIC_FIELDS: [(&str, &str, u64); 6] = [
     ("Abstract_VM_Version", "_vm_major_version", 0),
@@ -556,7 +557,7 @@ fn tables_that_lack_a_field_say_which_one() {
     let machine = machine();
     for (of, name, ..) in FIELDS {
         // These are not needed by all versions, or for names alone.
-        if ["Klass", "ClassLoaderData", "PcDesc"].contains(&of) && name != "_name"
+        if ["Klass", "ClassLoaderData", "PcDesc", "JavaThread"].contains(&of) && name != "_name"
             || name == "_source_file_name_index"
         {
             continue;

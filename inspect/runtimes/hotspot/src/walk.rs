@@ -28,6 +28,8 @@ pub(crate) const RBX: u8 = 3;
 pub(crate) const RBP: u8 = 6;
 pub(crate) const RSP: u8 = 7;
 pub(crate) const R13: u8 = 13;
+/// The thread's object.
+pub(crate) const R15: u8 = 15;
 
 /// Maximum number of words that code pushes beyond its frame, for a moment. In JDK 8, it pushes all registers where it calls
 /// functions of mathematics.
@@ -135,6 +137,9 @@ impl Step<'_> {
         }
         let is_code = |it: &FrameRegisters| self.of.cache.contains(it.instruction_pointer);
         let returns = |it: &FrameRegisters| self.returns_to(it);
+        if let Some(caller) = self.at_safepoint(blob).filter(is_code) {
+            return Ok(caller);
+        }
         if let Some(caller) = self.incomplete(blob, blob.start)?.filter(is_code) {
             return Ok(caller);
         }
@@ -171,6 +176,42 @@ impl Step<'_> {
             .flatten()
             .find(is_code)
             .map_or(by_size, Ok)
+    }
+
+    /// The caller of the stub for safepoints that begins where a signal handler sets the thread to it. It pushes a register in place
+    /// of the return address, and replaces that soon. `None` for other code, and then.
+    fn at_safepoint(&self, blob: &Blob) -> Option<FrameRegisters> {
+        // push %rbx; push %rbp; mov %rsp, %rbp
+        const ENTRY: [u8; 5] = [0x53, 0x55, 0x48, 0x8b, 0xec];
+        let entry = self
+            .memory
+            .read_vec(blob.start, ENTRY.len() as u64, ENTRY.len());
+        if !self.is_innermost || entry.ok()? != ENTRY {
+            return None;
+        }
+        let frame_pointer = self.frame_pointer().ok()?;
+        let (end, frame_pointer) = match self.pc.checked_sub(blob.start)? {
+            0 => (self.sp, frame_pointer),
+            1 => (self.sp.wrapping_add(8), frame_pointer),
+            2..5 => (self.sp.wrapping_add(16), frame_pointer),
+            _ => (
+                frame_pointer.wrapping_add(16),
+                self.word(frame_pointer).ok()?,
+            ),
+        };
+        let is_replaced = || {
+            let word = self.word(end.wrapping_sub(8));
+            word.is_ok_and(|it| self.of.cache.contains(it))
+        };
+        if self.pc >= blob.start.wrapping_add(ENTRY.len() as u64) && is_replaced() {
+            return None;
+        }
+        let thread = self.frame.get(R15)?;
+        let interrupted = thread.wrapping_add(self.of.layout.interrupted_pc?);
+        let mut caller = FrameRegisters::new(self.word(interrupted).ok()?);
+        caller.set(RSP, end);
+        caller.set(RBP, frame_pointer);
+        Some(caller)
     }
 
     /// Reads a word of the stack.

@@ -2,6 +2,7 @@
 
 use otelctx_reader::remote::FrameRegisters;
 
+use super::R15;
 use crate::tests::{
     BLOB_CODE, CALL_STUB_RETURN, Machine, RBP, RSP, STACK, STUB, machine, registers, step,
 };
@@ -81,6 +82,31 @@ fn a_stub_that_pushes_registers_alone_is_left_above_them() {
     machine.put_u64(STACK, &[0, 0, 0, 0, 0, RETURN]);
     let frame = registers(CODE + 5, STACK + 64);
     assert_eq!(caller(&machine, &frame).1, Some(STACK + 48));
+}
+
+#[test]
+fn a_thread_that_reaches_a_safepoint_has_its_place_in_its_object() {
+    // push %rbx; push %rbp; mov %rsp, %rbp
+    let mut machine = with_stub(&[0x53, 0x55, 0x48, 0x8b, 0xec, 0x90, 0x90]);
+    let object = STACK + 0x200;
+    let place = BLOB_CODE + 0x60;
+    machine.put_u64(object, &[0, place]);
+    let at = |machine: &Machine, at: u64, sp: u64, frame_pointer: u64| {
+        let mut frame = registers(CODE + at, frame_pointer);
+        frame.set(RSP, sp);
+        frame.set(R15, object);
+        caller(machine, &frame)
+    };
+    let (end, rbx, rbp) = (STACK + 48, 3, STACK + 0x100);
+    machine.put_u64(end - 16, &[rbp, rbx]);
+    let expected = (place, Some(end), Some(rbp));
+    assert_eq!(at(&machine, 0, end, rbp), expected);
+    assert_eq!(at(&machine, 1, end - 8, rbp), expected);
+    assert_eq!(at(&machine, 2, end - 16, rbp), expected);
+    assert_eq!(at(&machine, 5, end - 16, end - 16), expected);
+    // Then the stub puts it on the stack.
+    machine.put_u64(end - 16, &[rbp, RETURN]);
+    assert_eq!(at(&machine, 6, end - 24, end - 16).0, RETURN);
 }
 
 #[test]
