@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use otelctx_reader::format::process_context::{Attributes, Value};
 use otelctx_reader::remote::{FrameRecord, GeneratedCode, Machine, Memory, MemoryError, Target};
-use otelctx_reader::runtime::{RuntimeError, RuntimeProcess, RuntimeThread, ThreadView};
+use otelctx_reader::runtime::{
+    LimitedMemory, ReadLimit, RuntimeError, RuntimeProcess, RuntimeThread, ThreadView,
+};
 use otelctx_reader::sample::{Frame, NamedFrame};
 
 use crate::code_cache::{CodeCache, Kind};
@@ -32,6 +34,7 @@ pub(crate) struct HotSpotProcess {
     /// `None` until the virtual machine has made its heaps of code. Read again until it has started.
     code: Mutex<Option<Arc<HotSpotCode>>>,
     known: Mutex<Known>,
+    limit: ReadLimit,
 }
 
 /// What was named before, by what identifies it.
@@ -62,6 +65,7 @@ impl HotSpotProcess {
             layout: Arc::new(layout),
             code: Mutex::default(),
             known: Mutex::default(),
+            limit: ReadLimit::default(),
         }
     }
 
@@ -259,7 +263,8 @@ impl RuntimeProcess for HotSpotProcess {
         if let Some(frames) = self.known().frames.get(&record).filter(|_| is_kept) {
             return frames.clone();
         }
-        let Some(named) = self.named(target, &code, record) else {
+        let limited = LimitedMemory::new(target, &self.limit);
+        let Some(named) = self.named(&limited, &code, record) else {
             return unnamed();
         };
         let memory = named.iter().map(memory_of).sum();
@@ -283,6 +288,26 @@ fn memory_of(frame: &NamedFrame) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::{BLOB_CODE, CALL_STUB_RETURN, STACK, machine, process, registers};
+
+    #[test]
+    fn methods_have_no_names_while_too_much_was_read() {
+        let mut machine = machine();
+        machine.put_u64(STACK, &[1, 2, 3, CALL_STUB_RETURN]);
+        let process = process(&machine);
+        let code = process.generated(&machine.0).unwrap();
+        let found = code.step(&machine.0, &registers(BLOB_CODE + 0x40, 0), false);
+        let record = found.unwrap().record.unwrap();
+        let frames = || process.frames(&machine.0, 0, &record);
+        process.limit.use_up();
+        assert_eq!(*frames(), [Frame::from(names::unnamed())]);
+        // That is not kept.
+        let process = HotSpotProcess {
+            limit: ReadLimit::default(),
+            ..process
+        };
+        assert_eq!(process.frames(&machine.0, 0, &record).len(), 2);
+    }
 
     #[test]
     fn names_that_are_kept_have_a_limit_in_bytes() {

@@ -82,7 +82,10 @@ pub(crate) fn scopes(
         position: None,
     };
     let place = pc.checked_sub(blob.start)?;
-    let Some(mut scope) = scope_at(memory, layout, &tables, place)? else {
+    let Some((_, scope)) = place_from(memory, layout, &tables, place)? else {
+        return Some(vec![compiled]);
+    };
+    let Some(mut scope) = Some(scope).filter(|scope| *scope != 0) else {
         return Some(vec![compiled]);
     };
     let mut found = Vec::new();
@@ -116,13 +119,23 @@ pub(crate) fn scopes(
     Some(found)
 }
 
-/// Returns the offset of the innermost scope at a place, or at the next one that the list has. `Some(None)` if there is none.
-fn scope_at(
+/// Returns whether the tables of compiled code have this very place.
+pub(crate) fn has_place(memory: &dyn Memory, layout: &Layout, blob: &Blob, pc: u64) -> bool {
+    let tables = Tables::of(layout, blob);
+    let Some(place) = pc.checked_sub(blob.start) else {
+        return false;
+    };
+    let found = place_from(memory, layout, &tables, place).flatten();
+    found.is_some_and(|found| u64::try_from(found.0) == Ok(place))
+}
+
+/// Returns a place, or the next one that the list has, and the offset of its innermost scope. `Some(None)` if there is none.
+fn place_from(
     memory: &dyn Memory,
     layout: &Layout,
     tables: &Tables,
     place: u64,
-) -> Option<Option<u32>> {
+) -> Option<Option<(i64, u32)>> {
     let size = layout.method.pc_desc_size;
     let bytes = tables.places_end.checked_sub(tables.places)?;
     if size < 8 || bytes > MAX_PLACES as u64 {
@@ -150,5 +163,5 @@ fn scope_at(
     if first >= end {
         return Some(None);
     }
-    Some(Some(read(first)?.1).filter(|scope| *scope != 0))
+    Some(Some(read(first)?))
 }

@@ -126,7 +126,7 @@ fn tables() -> Tables {
 }
 
 /// Memory that is written by address.
-pub(crate) struct Machine(TargetImage);
+pub(crate) struct Machine(pub(crate) TargetImage);
 
 impl Machine {
     /// Each byte is a piece of its own, so that parts can be replaced.
@@ -216,6 +216,8 @@ pub(crate) fn machine() -> Machine {
     it.put_blob(BLOB, TEXT + 0x40, 4, 1..5);
     it.put_blob(STUB, TEXT + 0x80, 0, 8..12);
     it.put_blob(INTERPRETER, TEXT + 0xc0, 0, 12..16);
+    // Calls before two places.
+    it.put(BLOB_CODE + 0x3b, &[0xe8, 0xe8]);
     it.put_method(METADATA, "total");
     it.put_method(METADATA + 0x1000, "price");
     // Compilation 42. Its places are at 0x100, its scopes at 0x180, its methods at 0x140.
@@ -233,7 +235,7 @@ pub(crate) fn machine() -> Machine {
     it
 }
 
-fn process(machine: &Machine) -> HotSpotProcess {
+pub(crate) fn process(machine: &Machine) -> HotSpotProcess {
     HotSpotProcess::new(Layout::new(&machine.0, &tables()).unwrap())
 }
 
@@ -284,6 +286,13 @@ fn a_compiled_frame_has_its_size_and_its_inlined_methods() {
     // Where the tables have no place, the method is known, but no line.
     let (_, frames) = step(&machine, &registers(BLOB_CODE + 0x41, 0), false);
     assert_eq!(frames, ["shop.Cart.total Cart.java:0"]);
+    // Nothing returns to a place that is behind no call, unless the tables have it.
+    let (found, _) = step(&machine, &registers(BLOB_CODE + 0x50, 0), false);
+    let error = found.unwrap_err().to_string();
+    assert_eq!(error, "generated code: no call before its place");
+    machine.put_u32(BLOB + 0x110, &[0x50]);
+    let (found, _) = step(&machine, &registers(BLOB_CODE + 0x50, 0), false);
+    assert!(found.is_ok());
     // The stub that calls Java keeps the frame pointer.
     machine.put_u64(STACK + 64, &[7, 0x1234]);
     let (found, frames) = step(&machine, &registers(CALL_STUB_RETURN, STACK + 64), false);

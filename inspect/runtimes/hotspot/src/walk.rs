@@ -6,6 +6,7 @@
 
 mod code;
 mod interpreted;
+mod stubs;
 #[cfg(test)]
 mod tests;
 
@@ -19,6 +20,7 @@ use otelctx_reader::remote::{
 use crate::code_cache::{Blob, CodeCache, Heap, Kind};
 use crate::layout::Layout;
 use crate::record::Record;
+use crate::scopes;
 pub(crate) use interpreted::Codelets;
 
 /// DWARF's numbers.
@@ -37,10 +39,6 @@ const MAX_PUSHED: u64 = 8;
 const MAX_PUSHED_OF_8: u64 = 160;
 /// Maximum size of a frame of the interpreter, in bytes: its stack of operands has at most 64 Ki words.
 const MAX_INTERPRETED: u64 = 1 << 20;
-/// Maximum distance from the stack pointer to the frame pointer in a frame of a stub.
-const MAX_STUB_FRAME: u64 = 512;
-/// Maximum distance from the stack pointer to the arguments of a call that an adapter has moved.
-const MAX_MOVED: u64 = 4096;
 
 /// Walks the stacks of one process.
 #[derive(Clone, Debug)]
@@ -124,94 +122,8 @@ impl Step<'_> {
             Kind::Barrier if !self.is_innermost => self.by_frame_pointer(Some(stub)),
             _ if blob.frame_size > 0 => Ok(frame(self.sized_stub(blob)?, Some(stub))),
             _ if !self.is_innermost => self.by_frame_pointer(Some(stub)),
-            _ => self.leaf(stub),
+            _ => self.leaf(blob, stub),
         }
-    }
-
-    /// The caller of a stub whose frame has a fixed size. Some pass on exceptions, and leave in other ways than a return: they
-    /// have the address on the stack, or in rdx.
-    fn sized_stub(&self, blob: &Blob) -> Result<FrameRegisters, GeneratedEnd> {
-        let end = self.sp.wrapping_add(blob.frame_size);
-        if blob.frame_complete.is_some() && !self.is_innermost {
-            return self.at_frame(end);
-        }
-        let is_code = |it: &FrameRegisters| self.of.cache.contains(it.instruction_pointer);
-        let returns = |it: &FrameRegisters| self.returns_to(it);
-        if let Some(caller) = self.at_safepoint(blob).filter(is_code) {
-            return Ok(caller);
-        }
-        if let Some(caller) = self.incomplete(blob, blob.start)?.filter(is_code) {
-            return Ok(caller);
-        }
-        // Where the frame is said to be never complete, its size may be that of another moment.
-        let by_frame_pointer = self.frame_pointer().ok().map(|it| it.wrapping_add(16));
-        let by_size = self.at_frame(end);
-        if by_frame_pointer == Some(end) && by_size.as_ref().is_ok_and(is_code) {
-            return by_size;
-        }
-        let up_to = |limit: u64| by_frame_pointer.filter(|it| *it > self.sp && *it <= limit);
-        // The caller's is further away, or that of a caller without a frame pointer of its own.
-        let further = up_to(end.saturating_add(8 * MAX_PUSHED));
-        let ends = [
-            up_to(end),
-            Some(end),
-            self.frame_end(blob, end).ok(),
-            further,
-        ];
-        let ends = ends.into_iter().flatten();
-        let by_ends = ends.filter_map(|end| self.at_frame(end).ok()).find(returns);
-        let mut without_frame = (0..=2).filter_map(|pushed| self.above(pushed).ok());
-        if let Some(caller) = by_ends.or_else(|| without_frame.find(returns)) {
-            return Ok(caller);
-        }
-        let passed_on = self.frame.get(RDX).filter(|_| self.is_innermost);
-        let passed_on = passed_on.map(|address| {
-            let mut caller = *self.frame;
-            caller.instruction_pointer = address;
-            caller
-        });
-        let others = [by_size.clone().ok(), self.at_return().ok(), passed_on];
-        others
-            .into_iter()
-            .flatten()
-            .find(is_code)
-            .map_or(by_size, Ok)
-    }
-
-    /// The caller of the stub for safepoints that begins where a signal handler sets the thread to it. It pushes a register in place
-    /// of the return address, and replaces that soon. `None` for other code, and then.
-    fn at_safepoint(&self, blob: &Blob) -> Option<FrameRegisters> {
-        // push %rbx; push %rbp; mov %rsp, %rbp
-        const ENTRY: [u8; 5] = [0x53, 0x55, 0x48, 0x8b, 0xec];
-        let entry = self
-            .memory
-            .read_vec(blob.start, ENTRY.len() as u64, ENTRY.len());
-        if !self.is_innermost || entry.ok()? != ENTRY {
-            return None;
-        }
-        let frame_pointer = self.frame_pointer().ok()?;
-        let (end, frame_pointer) = match self.pc.checked_sub(blob.start)? {
-            0 => (self.sp, frame_pointer),
-            1 => (self.sp.wrapping_add(8), frame_pointer),
-            2..5 => (self.sp.wrapping_add(16), frame_pointer),
-            _ => (
-                frame_pointer.wrapping_add(16),
-                self.word(frame_pointer).ok()?,
-            ),
-        };
-        let is_replaced = || {
-            let word = self.word(end.wrapping_sub(8));
-            word.is_ok_and(|it| self.of.cache.contains(it))
-        };
-        if self.pc >= blob.start.wrapping_add(ENTRY.len() as u64) && is_replaced() {
-            return None;
-        }
-        let thread = self.frame.get(R15)?;
-        let interrupted = thread.wrapping_add(self.of.layout.interrupted_pc?);
-        let mut caller = FrameRegisters::new(self.word(interrupted).ok()?);
-        caller.set(RSP, end);
-        caller.set(RBP, frame_pointer);
-        Some(caller)
     }
 
     /// Reads a word of the stack.
@@ -254,70 +166,6 @@ impl Step<'_> {
         Ok(frame(self.at_return()?, record))
     }
 
-    fn by_frame_pointer(&self, record: Option<Record>) -> Result<GeneratedFrame, GeneratedEnd> {
-        let frame_pointer = self.frame_pointer()?;
-        if frame_pointer < self.sp || frame_pointer % 8 != 0 {
-            return Err(GeneratedEnd::Unexpected(
-                "a stub's frame pointer is not above it",
-            ));
-        }
-        let above = frame_pointer.wrapping_add(16);
-        let mut caller = self.at_frame(above)?;
-        // The stub that compiled code calls when it is entered keeps a word between (`generate_method_entry_barrier`).
-        if caller.instruction_pointer == u64::MAX {
-            caller.instruction_pointer = self.word(above)?;
-            caller.set(RSP, above.wrapping_add(8));
-        }
-        Ok(frame(caller, record))
-    }
-
-    /// Code that moves the arguments of a call, which it passes on: the callee returns to the caller, whose stack pointer is
-    /// in r13.
-    fn adapter(&self) -> Result<GeneratedFrame, GeneratedEnd> {
-        let mut caller = self.at_return()?;
-        let mut above = self.sp.wrapping_add(8);
-        if !self.of.cache.contains(caller.instruction_pointer) {
-            // The stack has been aligned for the callee, and does not have the return address again yet.
-            caller.instruction_pointer = self.word(above)?;
-            above = above.wrapping_add(8);
-            caller.set(RSP, above);
-        }
-        if let Some(sender) = self.frame.get(R13)
-            && (above..above.saturating_add(MAX_MOVED)).contains(&sender)
-        {
-            caller.set(RSP, sender);
-        }
-        Ok(frame(caller, None))
-    }
-
-    /// A thread that is interrupted in a stub whose frames have several sizes: it has one if the frame pointer is near, and
-    /// leads back to generated code.
-    fn leaf(&self, stub: Record) -> Result<GeneratedFrame, GeneratedEnd> {
-        let code = self.code_at(self.pc);
-        if let Some(caller) = self.left(&code)? {
-            return Ok(frame(caller, Some(stub)));
-        }
-        if code::pushes_frame_pointer(&code) {
-            return self.returned(Some(stub));
-        }
-        if code::sets_frame_pointer(&code) {
-            let caller = self.at_frame(self.sp.wrapping_add(16))?;
-            return Ok(frame(caller, Some(stub)));
-        }
-        let frame_pointer = self.frame_pointer()?;
-        let is_near = (self.sp..self.sp.saturating_add(MAX_STUB_FRAME)).contains(&frame_pointer);
-        if is_near
-            && let Ok(caller) = self.at_frame(frame_pointer.wrapping_add(16))
-            && self.of.cache.contains(caller.instruction_pointer)
-        {
-            return Ok(frame(caller, Some(stub)));
-        }
-        if self.of.cache.contains(self.word(self.sp)?) {
-            return self.returned(Some(stub));
-        }
-        self.by_frame_pointer(Some(stub))
-    }
-
     /// The caller of a compiled method, or of the code that calls a native one.
     fn compiled(&self, blob: &Blob) -> Result<GeneratedFrame, GeneratedEnd> {
         let (layout, object) = (&self.of.layout.nmethod, &blob.object);
@@ -338,6 +186,13 @@ impl Step<'_> {
                 ));
             }
         }
+        // The code may be other code than the callee returns to, at the same address.
+        let is_place = self.is_innermost
+            || self.is_return_address(pc)
+            || scopes::has_place(self.memory, &self.of.layout, blob, pc);
+        if !is_place {
+            return Err(GeneratedEnd::Unexpected("no call before its place"));
+        }
         let record = Record::Compiled {
             blob: start,
             compile_id: object.int(layout.compile_id) as u32,
@@ -346,7 +201,12 @@ impl Step<'_> {
         if self.is_innermost && self.is_calling(blob) {
             return self.returned(None);
         }
+        // A callee has returned, and its return address is still on the stack.
+        let is_returning = self.is_innermost
+            && self.word(self.sp).is_ok_and(|address| address == self.pc)
+            && self.is_return_address(self.pc);
         let end = self.sp.wrapping_add(blob.frame_size);
+        let end = end.wrapping_add(8 * u64::from(is_returning));
         let caller = if self.is_innermost {
             let entry = object.place(layout.verified_entry, blob.start);
             match self.incomplete(blob, entry)? {
@@ -380,15 +240,19 @@ impl Step<'_> {
     /// Finds the end of the frame of interrupted code: it may have pushed words beyond the frame.
     fn frame_end(&self, blob: &Blob, end: u64) -> Result<u64, GeneratedEnd> {
         let last = |end: u64| self.word(end.wrapping_sub(8));
-        let may_return = |end: u64| -> Result<bool, GeneratedEnd> {
-            let caller = self.at_frame(end)?;
-            Ok(self.returns_to(&caller)
-                && self.call_before(blob, caller.instruction_pointer)? != Some(Call::Other))
-        };
+        let mut first = None;
         for end in (0..MAX_PUSHED).map(|pushed| end.wrapping_add(8 * pushed)) {
-            if may_return(end)? {
-                return Ok(end);
+            let caller = self.at_frame(end)?;
+            if self.returns_to(&caller) {
+                match self.call_before(blob, caller.instruction_pointer)? {
+                    // The call may call something else since then, but this is more likely left of an earlier one.
+                    Some(Call::Other) => first = first.or(Some(end)),
+                    _ => return Ok(end),
+                }
             }
+        }
+        if first == Some(end) {
+            return Ok(end);
         }
         if self.of.layout.major == 8 {
             let further = MAX_PUSHED..MAX_PUSHED_OF_8;
@@ -427,8 +291,15 @@ impl Step<'_> {
             return Ok(Some(Call::This));
         }
         let called = self.of.cache.blob(self.memory, &self.of.layout, target);
+        let method = self.of.layout.nmethod.method;
         Ok(called.ok().and_then(|called| match called.kind {
             Kind::Dispatch => Some(Call::Dispatch),
+            // It has been compiled again.
+            _ if blob.kind == called.kind
+                && blob.object.int(method) == called.object.int(method) =>
+            {
+                Some(Call::This)
+            }
             Kind::Method | Kind::Native => Some(Call::Other),
             _ => None,
         }))
@@ -444,7 +315,9 @@ impl Step<'_> {
         let both = caller.get(RSP).zip(caller.get(RBP));
         both.is_some_and(|(sp, frame_pointer)| {
             let above = sp..sp.saturating_add(MAX_INTERPRETED);
-            above.contains(&frame_pointer) && frame_pointer % 8 == 0
+            above.contains(&frame_pointer)
+                && frame_pointer % 8 == 0
+                && self.method_of(frame_pointer).is_some()
         })
     }
 
@@ -496,11 +369,7 @@ impl Step<'_> {
                 Some(caller)
             }
             code::Entered::Unknown => None,
-            // For a moment, there may be one more.
-            code::Entered::Registers(pushed) => [pushed, pushed + 1]
-                .into_iter()
-                .filter_map(|pushed| self.above(pushed).ok())
-                .find(|caller| self.returns_to(caller)),
+            code::Entered::Registers(pushed) => self.above_registers(pushed),
         })
     }
 

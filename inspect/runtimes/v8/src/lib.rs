@@ -21,7 +21,6 @@ mod stage;
 mod text;
 mod translation;
 mod walker;
-mod work;
 
 #[cfg(test)]
 mod tests;

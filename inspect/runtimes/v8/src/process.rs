@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use otelctx_reader::format::process_context::{Attributes, Value};
 use otelctx_reader::remote::mappings::ExecutableMapping;
 use otelctx_reader::remote::{Device, FrameRecord, GeneratedCode, Target};
-use otelctx_reader::runtime::{RuntimeError, RuntimeProcess, RuntimeThread, ThreadView};
+use otelctx_reader::runtime::{
+    LimitedMemory, ReadLimit, RuntimeError, RuntimeProcess, RuntimeThread, ThreadView,
+};
 use otelctx_reader::sample::{Frame, FrameKind, NamedFrame};
 
 use crate::builtins::Builtins;
@@ -17,7 +19,6 @@ use crate::layout::Layout;
 use crate::record::{Place, Record, is_native_caller};
 use crate::script::Scripts;
 use crate::walker::Walker;
-use crate::work::{LimitedMemory, Work};
 
 /// Maximum number of ranges of generated code. A large program has some hundred.
 const MAX_RANGES: usize = 1 << 14;
@@ -35,7 +36,7 @@ pub(crate) struct V8Process {
     pub(crate) file: (Device, u64),
     pub(crate) finder: Arc<CodeFinder>,
     pub(crate) scripts: Scripts,
-    pub(crate) work: Arc<Work>,
+    pub(crate) work: Arc<ReadLimit>,
     pub(crate) walker: Mutex<Option<Arc<Walker>>>,
     pub(crate) kept: Mutex<KeptFrames>,
 }
@@ -45,7 +46,7 @@ type Found = (Arc<[Frame]>, Option<Code>);
 
 impl V8Process {
     pub(crate) fn new(layout: Arc<Layout>, builtins: Arc<Builtins>, file: (Device, u64)) -> Self {
-        let work = Arc::<Work>::default();
+        let work = Arc::<ReadLimit>::default();
         Self {
             layout,
             builtins,

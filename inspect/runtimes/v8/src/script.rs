@@ -5,11 +5,14 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use otelctx_reader::runtime::ReadLimit;
+
 use crate::heap::{Heap, Object};
 use crate::layout::Layout;
 use crate::text::cut;
-use crate::work::Work;
 
+/// What is left for the names of functions by the sources of scripts, in bytes that may be read.
+const RESERVE: u64 = 64 << 20;
 /// Maximum length of a script's name, in characters, and in bytes.
 const MAX_NAME: u32 = 4096;
 const MAX_NAME_BYTES: usize = 4096;
@@ -61,7 +64,7 @@ impl Script {
 #[derive(Debug, Default)]
 pub(crate) struct Scripts {
     kept: Mutex<Kept>,
-    work: Arc<Work>,
+    work: Arc<ReadLimit>,
 }
 
 #[derive(Debug, Default)]
@@ -73,7 +76,7 @@ struct Kept {
 
 impl Scripts {
     /// `work` limits the reads of the process.
-    pub(crate) fn new(work: Arc<Work>) -> Self {
+    pub(crate) fn new(work: Arc<ReadLimit>) -> Self {
         Self {
             kept: Mutex::default(),
             work,
@@ -89,7 +92,7 @@ impl Scripts {
         }
         // Of two bytes each.
         let size = 2 * u64::from(key.length);
-        let may_read = self.work.has_room_for_source(size, Instant::now());
+        let may_read = self.work.has_room(size, RESERVE, Instant::now());
         let read = Arc::new(heap.read_script(script, key, may_read)?);
         // It may have been moved meanwhile.
         if heap.script_key(script)? != key {

@@ -231,6 +231,14 @@ pub(super) fn is_poll(code: &[u8]) -> bool {
     matches!(code, [0x4d, 0x89, 0x97, _, _, _, _, 0xe9, ..])
 }
 
+/// Returns the size of the state of the processor that code restores: `fxrstor (%rsp); add $N, %rsp`.
+pub(super) fn restored_state(code: &[u8]) -> Option<u32> {
+    let code = code.strip_prefix(&[0xc5, 0xf8, 0x77]).unwrap_or(code);
+    let code = code.strip_prefix(&[0x48, 0x0f, 0xae, 0x0c, 0x24])?;
+    let size = code.strip_prefix(&[0x48, 0x81, 0xc4])?.first_chunk()?;
+    Some(u32::from_le_bytes(*size))
+}
+
 /// Returns whether an instruction is one of `mov $METHOD, %rbx; jmp`.
 pub(super) fn passes_on_method(before: &[u8], code: &[u8]) -> bool {
     let is_jump = |code: &[u8]| matches!(code, [0xe9, ..]);
@@ -316,6 +324,17 @@ mod tests {
         ] {
             assert_eq!(left(code), None, "{code:x?}");
         }
+    }
+
+    #[test]
+    fn the_size_of_saved_registers_is_known_by_the_code_that_restores_them() {
+        let code = [
+            0xc5, 0xf8, 0x77, 0x48, 0x0f, 0xae, 0x0c, 0x24, 0x48, 0x81, 0xc4, 0x80, 0x0a, 0, 0,
+        ];
+        assert_eq!(restored_state(&code), Some(0xa80));
+        assert_eq!(restored_state(&code[3..]), Some(0xa80));
+        assert_eq!(restored_state(&code[..14]), None);
+        assert_eq!(restored_state(&code[8..]), None);
     }
 
     #[test]

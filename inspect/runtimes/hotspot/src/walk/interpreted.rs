@@ -126,6 +126,12 @@ impl Step<'_> {
         Ok(Some(caller))
     }
 
+    /// The method in the interpreter's frame with this frame pointer.
+    pub(super) fn method_of(&self, frame_pointer: u64) -> Option<Method> {
+        let slot = frame_pointer.wrapping_add_signed(8 * METHOD);
+        Method::read(self.memory, &self.of.layout, self.word(slot).ok()?)
+    }
+
     /// The caller of a method whose frame is complete.
     fn method_frame(&self) -> Result<GeneratedFrame, GeneratedEnd> {
         let frame_pointer = self.frame_pointer()?;

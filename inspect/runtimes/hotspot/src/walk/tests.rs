@@ -78,6 +78,11 @@ fn a_stub_that_pushes_registers_alone_is_left_above_them() {
         let expected = (RETURN, Some(above), Some(STACK + 64));
         assert_eq!(caller(&machine, &frame), expected, "{at}");
     }
+    // Some say that they have no frame.
+    machine.put_u32(STUB + 8, &[u32::MAX]);
+    machine.put_u64(STACK, &[0, 0, 0, 0, RETURN]);
+    let frame = registers(CODE + 5, STACK + 64);
+    assert_eq!(caller(&machine, &frame).1, Some(STACK + 40));
     // For a moment, one more is pushed.
     machine.put_u64(STACK, &[0, 0, 0, 0, 0, RETURN]);
     let frame = registers(CODE + 5, STACK + 64);

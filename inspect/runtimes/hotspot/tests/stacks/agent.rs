@@ -14,14 +14,13 @@ use crate::reader::Shown;
 /// `enum state`.
 const WANTED: i32 = 1;
 const HELD: i32 = 3;
-const ASKED: i32 = 4;
-const NAMED: i32 = 5;
-const RELEASED: i32 = 6;
+const RELEASED: i32 = 4;
 /// Offsets in `struct shared`, and the sizes of its arrays.
 const THREAD: u64 = 4;
 const COUNT: u64 = 8;
-const ANSWERS: u64 = 12;
-const REGISTERS: u64 = 16;
+const REQUESTS: u64 = 12;
+const ANSWERS: u64 = 16;
+const REGISTERS: u64 = 32;
 const CALLS: u64 = REGISTERS + 23 * 8;
 const MAX_CALLS: u64 = 1024;
 const CALL_SIZE: u64 = 16;
@@ -99,11 +98,12 @@ impl Agent {
 
     /// The calls of the thread that is held, which goes on then.
     pub(crate) fn calls(&self) -> Calls {
-        let answers = self.number(ANSWERS);
-        self.put(0, ASKED);
-        self.wait(NAME_TIMEOUT, || self.number(0) == NAMED);
+        let request = self.number(REQUESTS) + 1;
+        self.put(REQUESTS, request);
+        let is_answered = || self.number(ANSWERS) == request;
+        self.wait(NAME_TIMEOUT, is_answered);
         self.put(0, RELEASED);
-        let is_answered = self.wait(HANG_TIMEOUT, || self.number(ANSWERS) != answers);
+        let is_answered = self.wait(HANG_TIMEOUT, is_answered);
         assert!(is_answered, "the agent names no calls");
         let count = self.number(COUNT);
         match u64::try_from(count) {

@@ -12,7 +12,7 @@ use crate::heap::Object;
 use crate::process::V8Process;
 use crate::record::{Place, Record};
 use crate::script::Scripts;
-use crate::work::Work;
+use otelctx_reader::runtime::ReadLimit;
 
 /// Where generated code is.
 const CODE: u64 = 0x5_0140;
@@ -108,14 +108,14 @@ fn functions_of_a_process_that_takes_too_much_work_have_no_names() {
 #[test]
 fn sources_are_not_read_where_that_takes_too_much_work() {
     let heap = with_function("a\nbcdefg", &scope());
-    let line = |work: Arc<Work>| {
+    let line = |work: Arc<ReadLimit>| {
         let scripts = Scripts::new(work);
         let frame = heap.read(|heap| heap.frame(&scripts, Object::at(SHARED), Some(4)));
         let frame = frame.0.unwrap();
         (frame.function, frame.line)
     };
     assert_eq!(line(Arc::default()), ("price".to_owned(), 4));
-    let work = Arc::<Work>::default();
+    let work = Arc::<ReadLimit>::default();
     work.use_up();
     assert_eq!(line(work), ("price".to_owned(), 0));
 }
