@@ -22,10 +22,27 @@ pub(super) struct Stack {
     pub(super) end: Option<StackEnd>,
     /// A copy for a second walk: the tables were not ready.
     pub(super) copied: Option<Box<CopiedStack>>,
+    /// What the walk has found, until [`Self::name`] makes frames of it.
+    found: Vec<otelctx_unwind::Frame>,
+}
+
+impl Stack {
+    /// Converts what the walk has found to frames. Runtimes read the names of their functions, for which the thread need not be
+    /// stopped any more.
+    pub(super) fn name(&mut self, walkers: Option<&LiveWalkers>) {
+        let found = std::mem::take(&mut self.found);
+        let Some(end) = self.end.as_mut().filter(|_| !found.is_empty()) else {
+            return;
+        };
+        self.frames = match walkers {
+            Some(walkers) => walkers.frames(&found, end),
+            None => user_stack::frames(&found, end, &|_, _| Arc::default()),
+        };
+    }
 }
 
 /// Walks a stack by the unwind tables of the process's code. Where they are not ready, the stack has its innermost frame
-/// alone, and is copied if `may_copy`. Where no stacks are unwound, it is walked by frame pointers.
+/// alone, and is copied if `may_copy`. Where no stacks are unwound, it is walked by frame pointers. [`Stack::name`] is to follow.
 pub(super) fn walk(
     stopped: &Stopped,
     memory: &dyn Memory,
@@ -42,21 +59,20 @@ pub(super) fn walk(
             frames: vec![Frame::instruction(registers.instruction_pointer())],
             end: Some(StackEnd::TablesNotReady),
             copied: copy(),
+            ..Stack::default()
         };
     };
     let (mut found, limit) = (Vec::new(), otelctx_unwind::MAX_FRAMES);
     let generated = walkers.map_or(&[][..], |it| it.walkers.walkers());
     let end = walk_generated(&registers, code, generated, memory, limit, &mut found);
-    let mut end = user_stack::stack_end(end);
+    let end = user_stack::stack_end(end);
     // The code may be newer than the code map.
     let copied = (end == StackEnd::NotExecutable).then(copy).flatten();
     Stack {
-        frames: match walkers {
-            Some(walkers) => walkers.frames(&found, &mut end),
-            None => user_stack::frames(&found, &mut end, &|_, _| Arc::default()),
-        },
+        frames: Vec::new(),
         end: Some(end),
         copied,
+        found,
     }
 }
 
@@ -79,12 +95,10 @@ fn walk_frame_pointers(stopped: &Stopped, memory: &dyn Memory) -> Stack {
             break;
         }
         if frames.len() == MAX_FRAMES {
-            let end = Some(StackEnd::Limit);
-            let copied = None;
             return Stack {
                 frames,
-                end,
-                copied,
+                end: Some(StackEnd::Limit),
+                ..Stack::default()
             };
         }
         frames.push(Frame::return_address(address));
@@ -98,6 +112,6 @@ fn walk_frame_pointers(stopped: &Stopped, memory: &dyn Memory) -> Stack {
     Stack {
         frames,
         end: Some(StackEnd::FramePointers),
-        copied: None,
+        ..Stack::default()
     }
 }

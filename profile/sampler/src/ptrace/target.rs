@@ -228,8 +228,8 @@ impl Target {
         let stopped = stopped?;
         let time = monotonic();
         let memory = self.memory.as_ref();
-        let stack = if options.user_stacks {
-            let walkers = configuration.and_then(|it| it.walkers.as_deref());
+        let walkers = configuration.and_then(|it| it.walkers.as_deref());
+        let mut stack = if options.user_stacks {
             memory.map(|memory| walk(&stopped, memory, code, walkers, may_copy))
         } else {
             Some(Stack::default())
@@ -246,6 +246,9 @@ impl Target {
         let thread = (tid, thread_pointer);
         let (context, variable) = read_record(variables, memory, thread, options.max_record);
         drop(stopped);
+        if let Some(stack) = &mut stack {
+            stack.name(walkers);
+        }
         Ok(Reading {
             time,
             comm: name.to_string_lossy().into_owned(),
