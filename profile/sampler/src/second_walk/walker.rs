@@ -11,7 +11,7 @@ use std::time::Duration;
 use foldhash::fast::RandomState;
 use otelctx_reader::remote::elf::{Elf, Source};
 use otelctx_reader::remote::{FileBytes, Memory, MemoryError, module};
-use otelctx_sample::{Module, StackEnd};
+use otelctx_sample::{Frame, Module, StackEnd};
 use otelctx_unwind::{
     CodeMap, CodeMapping, Dictionary, Error, FileRules, MAX_FRAMES, MAX_RULES, MakeRules,
     walk_generated,
@@ -86,6 +86,15 @@ impl Walker {
     fn walk(&mut self, request: &Request) -> Option<Walked> {
         let (copied, places) = (&*request.copied, &request.places[..]);
         let walkers = request.walkers.as_deref();
+        let pointer = copied.registers.instruction_pointer();
+        let live = walkers.filter(|it| it.walkers.cover(pointer));
+        if live.is_some_and(|live| is_replaced(copied, live)) {
+            return Some(Walked {
+                frames: [Frame::instruction(pointer)].into(),
+                end: StackEnd::GeneratedCode,
+                stack_words: None,
+            });
+        }
         if !self.has_room() || self.dictionary.len() >= MANY_RULES {
             *self = Self::default();
         }
@@ -212,6 +221,25 @@ impl Walker {
             }
         }
     }
+}
+
+/// Returns true if other code is by now where the thread was: the runtime has thrown away the one that it executed.
+fn is_replaced(copied: &CopiedStack, live: &dyn Memory) -> bool {
+    /// Runtimes change calls and jumps in code: an address has at most these bytes.
+    const MAX_CHANGED: usize = 8;
+    let pointer = copied.registers.instruction_pointer();
+    let (start, code) = &copied.code;
+    let skip = usize::try_from(pointer.wrapping_sub(*start)).ok();
+    let code = skip.and_then(|skip| code.get(skip..)).unwrap_or_default();
+    let mut now = vec![0; code.len()];
+    if live.read(pointer, &mut now).is_err() {
+        return !code.is_empty();
+    }
+    let differs = |at: &usize| code[*at] != now[*at];
+    let first = (0..code.len()).find(differs);
+    let last = (0..code.len()).rfind(differs);
+    let changed = first.zip(last).map(|(first, last)| last - first + 1);
+    changed.is_some_and(|changed| changed > MAX_CHANGED)
 }
 
 /// The copied stack, and code as the files have it.

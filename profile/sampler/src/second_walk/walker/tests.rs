@@ -63,6 +63,15 @@ impl RuntimeProcess for OnePageFrames {
 
 /// The addresses of the frames of a walk of this thread, and the end of its stack.
 fn walk(pointer: u64, stack: (u64, &[u8])) -> Option<(Vec<u64>, StackEnd)> {
+    walk_with_code(pointer, stack, Vec::new())
+}
+
+/// The same of a thread at an instruction with this code.
+fn walk_with_code(
+    pointer: u64,
+    stack: (u64, &[u8]),
+    code: Vec<u8>,
+) -> Option<(Vec<u64>, StackEnd)> {
     let pid = std::process::id() as i32;
     let runtimes = [Present {
         name: "test",
@@ -72,6 +81,7 @@ fn walk(pointer: u64, stack: (u64, &[u8])) -> Option<(Vec<u64>, StackEnd)> {
     let bytes = StackBytes::Own(stack.1.to_vec());
     let mut copied = CopiedStack::of_bytes(registers, (stack.0, bytes));
     copied.may_be_cut = false;
+    copied.code = (CODE.start, code);
     let request = Request {
         number: 1,
         copied: Arc::new(copied),
@@ -102,6 +112,36 @@ fn what_a_stack_has_become_is_not_read() {
     let expected = Some((frames.to_vec(), StackEnd::Unreadable));
     assert_eq!(walk(pointer, (pointer, &copy)), expected);
     assert_eq!(walk(pointer, (0, &[])), None);
+}
+
+#[test]
+fn a_stack_whose_innermost_code_was_replaced_has_its_address_alone() {
+    let stack = [0; PAGE];
+    let pointer = (&raw const stack).addr() as u64;
+    let expected = Some((vec![CODE.start], StackEnd::GeneratedCode));
+    // It is not mapped any more.
+    assert_eq!(
+        walk_with_code(pointer, (pointer, &stack), vec![0x90; 32]),
+        expected
+    );
+    let code: Vec<u8> = (0..32).collect();
+    let address = code.as_ptr().addr() as u64;
+    let live = LiveWalkers::all_of(std::process::id() as i32, &[]).unwrap();
+    let is_replaced = |changed: Range<usize>| {
+        let mut copied = code.clone();
+        copied[changed].iter_mut().for_each(|byte| *byte ^= 0xff);
+        let registers = Registers::new(Machine::own(), address, 0).unwrap();
+        let mut stack = CopiedStack::of_bytes(registers, Default::default());
+        // What is before the instruction may be other code.
+        stack.code = (address - 2, [&[0xff; 2], &copied[..]].concat());
+        super::is_replaced(&stack, &live)
+    };
+    for changed in [0..0, 0..8, 24..32, 7..12] {
+        assert!(!is_replaced(changed.clone()), "{changed:?}");
+    }
+    for changed in [0..9, 23..32, 0..32] {
+        assert!(is_replaced(changed.clone()), "{changed:?}");
+    }
 }
 
 #[test]
