@@ -8,7 +8,7 @@ use otelctx_fixtures::program_source;
 use otelctx_fixtures::tier::usual_or_all;
 use serde_json::Value;
 
-use crate::node_frames::{Shown, stacks};
+use crate::node_frames::{Shown, stacks_with_kinds};
 use crate::otlp;
 use crate::run::{Scratch, given_time, otelctx};
 
@@ -141,15 +141,15 @@ fn assert_recorded(options: &[&str], how: &[&str]) {
         let pid = program.pid();
         let arguments = ["record", "-p", &pid, "-d", seconds, "-o", &path];
         otelctx(&[&arguments, how].concat()).expect(0);
-        let stacks = stacks(&otlp::read(&path), THREAD);
+        let stacks = stacks_with_kinds(&otlp::read(&path), THREAD);
         let mut whole = 0;
         for stack in &stacks {
-            // Kernel and native frames, the stub that calls Java, and what stands for the rest of an incomplete stack.
-            let is_method = |frame: &&Shown| {
-                frame.0 == CALLER || INNERMOST.contains(&&*frame.0) || program.calls.contains(frame)
-            };
-            let methods: Vec<Shown> = stack.iter().filter(is_method).cloned().collect();
-            let is_incomplete = |frame: &Shown| frame.0.starts_with("[incomplete: ");
+            // All that are of Java, but for the stubs of the virtual machine.
+            let is_method =
+                |(frame, kind): &&(Shown, String)| kind == "jvm" && frame.0.contains('.');
+            let methods = stack.iter().filter(is_method).map(|it| it.0.clone());
+            let methods: Vec<Shown> = methods.collect();
+            let is_incomplete = |frame: &(Shown, String)| frame.0.0.starts_with("[incomplete: ");
             // On a busy machine, a copy may have no room.
             if !stack.iter().any(is_incomplete) {
                 program.assert_calls(&methods, &format!("{options:?} {how:?}"));

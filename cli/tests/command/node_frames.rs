@@ -3,6 +3,7 @@
 use std::fs;
 
 use nix::unistd::geteuid;
+use opentelemetry_proto::tonic::common::v1::any_value;
 use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
 use otelctx_fixtures::{CoreDirectory, Node, Target, program_source};
 use serde_json::Value;
@@ -84,6 +85,13 @@ fn calls_of(stack: &[Shown]) -> Vec<String> {
 
 /// The stacks of all samples of the thread with this name.
 pub(crate) fn stacks(data: &ProfilesData, thread: &str) -> Vec<Vec<Shown>> {
+    let stacks = stacks_with_kinds(data, thread).into_iter();
+    let shown = |stack: Vec<(Shown, String)>| stack.into_iter().map(|it| it.0).collect();
+    stacks.map(shown).collect()
+}
+
+/// Does the same, with the kind of each frame, empty for native ones.
+pub(crate) fn stacks_with_kinds(data: &ProfilesData, thread: &str) -> Vec<Vec<(Shown, String)>> {
     let dictionary = data.dictionary.as_ref().unwrap();
     let text = |index: i32| dictionary.string_table[index as usize].clone();
     let is_of_thread = |attributes: &[i32]| {
@@ -96,11 +104,20 @@ pub(crate) fn stacks(data: &ProfilesData, thread: &str) -> Vec<Vec<Shown>> {
     let shown = |location: &i32| {
         let location = &dictionary.location_table[*location as usize];
         let Some(line) = location.lines.first() else {
-            return (String::new(), String::new(), 0);
+            return <(Shown, String)>::default();
         };
         let function = &dictionary.function_table[line.function_index as usize];
         let file = text(function.filename_strindex);
-        (text(function.name_strindex), file, line.line)
+        let attributes = location.attribute_indices.iter();
+        let mut attributes = attributes.map(|it| &dictionary.attribute_table[*it as usize]);
+        let kind = attributes.find(|it| text(it.key_strindex) == "profile.frame.type");
+        let kind = kind.and_then(|it| it.value.as_ref()?.value.clone());
+        let kind = match kind {
+            Some(any_value::Value::StringValue(kind)) => kind,
+            _ => String::new(),
+        };
+        let shown = (text(function.name_strindex), file, line.line);
+        (shown, kind)
     };
     let mut found = Vec::new();
     for resource in &data.resource_profiles {
