@@ -135,18 +135,37 @@ impl Layout {
     const BUILTIN_BEFORE_BASELINE: u32 = 8;
     const REGULAR_EXPRESSION_BEFORE_BASELINE: u32 = 7;
 
-    /// Reads the constants of a module. `None` if it has none, or has pointers of 32 bits.
+    /// Reads the constants of a module. `None` if it has none; the inner error says why its V8 is not supported.
     ///
     /// # Errors
     /// If the module cannot be read.
-    pub(crate) fn read(elf: &Elf<'_>) -> Result<Option<Self>, ElfError> {
+    pub(crate) fn read(elf: &Elf<'_>) -> Result<Option<Result<Self, String>>, ElfError> {
         let constants = Constants(elf);
-        Ok(match Self::of(&constants)? {
-            Some(layout) if layout.version >= FIRST_VERSION && constants.are_full_pointers()? => {
-                Some(layout)
-            }
-            _ => None,
-        })
+        // Without its value: older versions have those that are 0 in memory that is not in the file.
+        if elf.exported_symbol(b"v8dbg_SmiTag")?.is_none() {
+            return Ok(None);
+        }
+        let version = constants.version()?;
+        let name = match version {
+            Some(Version { major, minor }) => format!("V8 {major}.{minor}"),
+            None => "V8 of an unknown version".into(),
+        };
+        let first = FIRST_VERSION;
+        if version.is_some_and(|version| version < first) {
+            let first = format!("{}.{}", first.major, first.minor);
+            return Ok(Some(Err(format!(
+                "{name} is not supported: {first} is the first version that is"
+            ))));
+        }
+        let found = Self::of(&constants)?;
+        let is_narrow = found.is_some() && !constants.are_full_pointers()?;
+        Ok(Some(match found {
+            Some(_) if is_narrow => Err(format!("{name} has pointers of 32 bits")),
+            Some(layout) => Ok(layout),
+            None => Err(format!(
+                "{name} is not supported: it lacks constants (`v8dbg_`) of its structures"
+            )),
+        }))
     }
 
     fn of(constants: &Constants<'_, '_>) -> Result<Option<Self>, ElfError> {

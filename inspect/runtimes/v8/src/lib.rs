@@ -58,22 +58,29 @@ impl Runtime for V8 {
         target: &dyn Target,
         modules: &Modules,
     ) -> Result<Option<Arc<dyn RuntimeProcess>>, RuntimeError> {
-        struct Facts(Option<(Arc<Layout>, Arc<Builtins>)>);
+        struct Facts(Option<Result<(Arc<Layout>, Arc<Builtins>), String>>);
         if target.machine() != Machine::X86_64 {
             return Ok(None);
         }
         for module in &modules.loaded {
             let facts = module.fact(target, "", |elf| {
-                let Some(layout) = Layout::read(elf)? else {
-                    return Ok(Facts(None));
-                };
-                let builtins = Builtins::read(elf)?;
-                Ok(Facts(Some((Arc::new(layout), Arc::new(builtins)))))
+                Ok(Facts(match Layout::read(elf)? {
+                    None => None,
+                    Some(Ok(layout)) => {
+                        let builtins = Builtins::read(elf)?;
+                        Some(Ok((Arc::new(layout), Arc::new(builtins))))
+                    }
+                    Some(Err(reason)) => Some(Err(reason)),
+                }))
             })?;
-            if let Some((layout, builtins)) = &facts.0 {
-                let file = (module.device, module.inode);
-                let process = V8Process::new(layout.clone(), builtins.clone(), file);
-                return Ok(Some(Arc::new(process)));
+            match &facts.0 {
+                None => {}
+                Some(Ok((layout, builtins))) => {
+                    let file = (module.device, module.inode);
+                    let process = V8Process::new(layout.clone(), builtins.clone(), file);
+                    return Ok(Some(Arc::new(process)));
+                }
+                Some(Err(reason)) => return Err(RuntimeError::new(reason)),
             }
         }
         Ok(None)

@@ -130,6 +130,24 @@ fn compare_blocked(version: &str, arguments: &[&str], stacks: usize) {
     assert_eq!(tally.stacks, stacks, "{version}");
 }
 
+/// An older version, which keeps its structures elsewhere, is not read.
+#[test]
+fn an_older_version_is_not_supported_and_named() {
+    let Some(node) = Node::installed("20") else {
+        return;
+    };
+    let mut command = node.program();
+    let program = otelctx_fixtures::program_source("js_stacks.js");
+    let target = Target::spawn(command.arg(program).arg("never"));
+    let process = Process::open(target.pid()).unwrap();
+    let memory = process.memory().unwrap();
+    let target = LiveProcess::new(&process, &memory);
+    let modules = Modules::read(&target, &FileCache::new()).unwrap();
+    let error = V8.probe(&target, &modules).unwrap_err().to_string();
+    let expected = "V8 11.3 is not supported: 12.4 is the first version that is";
+    assert_eq!(error, expected);
+}
+
 #[test]
 fn functions_of_a_blocked_thread_match_what_the_program_says() {
     for version in VERSIONS {
