@@ -54,6 +54,9 @@ pub(crate) struct HotSpotCode {
     pub(crate) is_settled: bool,
 }
 
+/// Parts of the names of stubs that find what is called, and change the call.
+const RESOLVING: [&str; 3] = ["resolve", "wrong_method", "ic_miss"];
+
 /// What a call calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Call {
@@ -243,13 +246,20 @@ impl Step<'_> {
         let mut first = None;
         for end in (0..MAX_PUSHED).map(|pushed| end.wrapping_add(8 * pushed)) {
             let caller = self.at_frame(end)?;
-            if self.returns_to(&caller) {
-                match self.call_before(blob, caller.instruction_pointer)? {
-                    // The call may call something else since then, but this is more likely left of an earlier one.
-                    Some(Call::Other) => first = first.or(Some(end)),
-                    _ => return Ok(end),
-                }
+            if !self.returns_to(&caller) {
+                continue;
             }
+            let address = caller.instruction_pointer;
+            let is_left = match self.call_before(blob, address)? {
+                // The call may call something else since then, but this is more likely left of an earlier one.
+                Some(call) => call == Call::Other,
+                // Of the interpreter, much is left.
+                None => self.of.codelets.contains(address),
+            };
+            if !is_left {
+                return Ok(end);
+            }
+            first = first.or(Some(end));
         }
         if first == Some(end) {
             return Ok(end);
@@ -290,9 +300,11 @@ impl Step<'_> {
         if (blob.start..blob.end).contains(&target) {
             return Ok(Some(Call::This));
         }
-        let called = self.of.cache.blob(self.memory, &self.of.layout, target);
+        let Ok(called) = self.of.cache.blob(self.memory, &self.of.layout, target) else {
+            return Ok(Some(Call::Other));
+        };
         let method = self.of.layout.nmethod.method;
-        Ok(called.ok().and_then(|called| match called.kind {
+        Ok(match called.kind {
             Kind::Dispatch => Some(Call::Dispatch),
             // It has been compiled again.
             _ if blob.kind == called.kind
@@ -300,9 +312,11 @@ impl Step<'_> {
             {
                 Some(Call::This)
             }
-            Kind::Method | Kind::Native => Some(Call::Other),
-            _ => None,
-        }))
+            // The caller's own code passes the call on, or a stub that finds what is called.
+            _ if (called.start..called.end).contains(&address) => None,
+            Kind::Stub(name) if RESOLVING.iter().any(|part| name.contains(part)) => None,
+            _ => Some(Call::Other),
+        })
     }
 
     /// Returns whether this is a place to which code returns. The interpreter pushes addresses of its own, which are behind no
