@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use otelctx_reader::format::process_context::{Attributes, Value};
 use otelctx_reader::remote::{FrameRecord, GeneratedCode, Machine, Memory, MemoryError, Target};
 use otelctx_reader::runtime::{
-    LimitedMemory, ReadLimit, RuntimeError, RuntimeProcess, RuntimeThread, ThreadView,
+    KeptMemory, LimitedMemory, ReadLimit, RuntimeError, RuntimeProcess, RuntimeThread, ThreadView,
 };
 use otelctx_reader::sample::{Frame, NamedFrame};
 
@@ -19,8 +19,6 @@ use crate::scopes::scopes;
 use crate::walk::Codelets;
 use crate::walk::HotSpotCode;
 
-/// Maximum memory of the names that are kept, in bytes; all are dropped when they take more.
-const MAX_MEMORY: usize = 8 << 20;
 /// Memory of an entry beside what it refers to, in bytes, with the table's own.
 const ENTRY: usize = 128;
 
@@ -42,20 +40,18 @@ pub(crate) struct HotSpotProcess {
 struct Known {
     frames: HashMap<Record, Arc<[Frame]>>,
     methods: HashMap<(u64, MethodIdentity), Arc<MethodNames>>,
-    /// Memory of both, in bytes.
-    memory: usize,
+    memory: KeptMemory,
 }
 
 impl Known {
     /// Makes room for an entry that refers to memory of this size. Returns false if that is too much.
     fn reserve(&mut self, memory: usize) -> bool {
         let memory = memory.saturating_add(ENTRY);
-        if self.memory.saturating_add(memory) > MAX_MEMORY {
-            *self = Self::default();
+        if self.memory.add(memory) {
+            return true;
         }
-        let has_room = memory <= MAX_MEMORY;
-        self.memory += if has_room { memory } else { 0 };
-        has_room
+        *self = Self::default();
+        self.memory.add(memory)
     }
 }
 
@@ -312,17 +308,18 @@ mod tests {
     #[test]
     fn names_that_are_kept_have_a_limit_in_bytes() {
         let mut known = Known::default();
-        let half = MAX_MEMORY / 2;
+        let half = 4 << 20;
         assert!(known.reserve(half - ENTRY) && known.reserve(half - ENTRY));
-        assert_eq!(known.memory, MAX_MEMORY);
         let record = Record::Stub {
             blob: 1,
             is_entry: false,
         };
         known.frames.insert(record, [].into());
         assert!(known.reserve(0));
-        assert_eq!((known.memory, known.frames.len()), (ENTRY, 0));
-        assert!(!known.reserve(MAX_MEMORY) && !known.reserve(usize::MAX));
-        assert_eq!(known.memory, 0);
+        assert_eq!(known.frames.len(), 0);
+        known.frames.insert(record, [].into());
+        assert!(known.reserve(half) && !known.frames.is_empty());
+        assert!(!known.reserve(2 * half) && !known.reserve(usize::MAX));
+        assert!(known.frames.is_empty());
     }
 }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use otelctx_reader::remote::FrameRecord;
+use otelctx_reader::runtime::KeptMemory;
 use otelctx_reader::sample::Frame;
 
 use crate::code::Code;
@@ -11,8 +12,6 @@ use crate::script;
 
 /// Maximum number of frames that are kept by their records.
 const MAX_KEPT: usize = 1 << 14;
-/// Maximum memory of what is kept, in bytes.
-const MAX_MEMORY: usize = 8 << 20;
 
 /// The functions of a frame.
 #[derive(Clone, Debug)]
@@ -39,8 +38,7 @@ impl Kept {
 #[derive(Debug, Default)]
 pub(crate) struct KeptFrames {
     kept: HashMap<FrameRecord, Kept>,
-    /// Memory of `kept`, in bytes.
-    memory: usize,
+    memory: KeptMemory,
 }
 
 impl KeptFrames {
@@ -50,14 +48,15 @@ impl KeptFrames {
 
     pub(crate) fn insert(&mut self, record: FrameRecord, kept: Kept) {
         if let Some(old) = self.kept.remove(&record) {
-            self.memory -= old.memory();
+            self.memory.subtract(old.memory());
         }
         let added = kept.memory();
-        if self.kept.len() >= MAX_KEPT || self.memory + added > MAX_MEMORY {
-            self.kept.clear();
-            self.memory = 0;
+        if self.kept.len() >= MAX_KEPT || !self.memory.add(added) {
+            *self = Self::default();
+            if !self.memory.add(added) {
+                return;
+            }
         }
-        self.memory += added;
         self.kept.insert(record, kept);
     }
 }
@@ -81,12 +80,13 @@ mod tests {
                 script: script::Key::default(),
             }
         };
+        const MAX_MEMORY: usize = 8 << 20;
         let mut kept = KeptFrames::default();
         let mut most = 0;
         let mut insert = |kept: &mut KeptFrames, number, length| {
             kept.insert(FrameRecord([number, 0, 0, 0]), with(length));
             let memory: usize = kept.kept.values().map(Kept::memory).sum();
-            assert_eq!(kept.memory, memory);
+            assert_eq!(kept.memory.size(), memory);
             assert!(memory <= MAX_MEMORY && kept.kept.len() <= MAX_KEPT);
             most = most.max(memory);
         };
