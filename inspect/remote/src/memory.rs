@@ -127,6 +127,25 @@ pub trait Memory {
         self.read(address, &mut bytes)?;
         Ok(bytes)
     }
+
+    /// Reads a string up to its NUL, which is left out, or the first `limit` bytes of a longer one.
+    fn read_c_string(&self, address: u64, limit: usize) -> Result<Vec<u8>, MemoryError> {
+        /// Bytes read at a time, none of which is on another page than the first: the string may end where memory does.
+        const PIECE: u64 = 64;
+        let (mut bytes, mut at) = (Vec::new(), address);
+        while bytes.len() < limit {
+            let size = PIECE - at % PIECE;
+            let piece = self.read_vec(at, size, PIECE as usize)?;
+            let end = piece.iter().position(|byte| *byte == 0);
+            bytes.extend_from_slice(&piece[..end.unwrap_or(piece.len())]);
+            if end.is_some() {
+                break;
+            }
+            at = at.wrapping_add(size);
+        }
+        bytes.truncate(limit);
+        Ok(bytes)
+    }
 }
 
 impl<M: Memory + ?Sized> Memory for &M {
@@ -304,6 +323,19 @@ mod tests {
             }
         );
         assert!(image.read_u8(u64::MAX).is_err());
+    }
+
+    #[test]
+    fn a_string_ends_with_nul_or_at_its_limit() {
+        let mut image = Image::new();
+        // It may end where memory does.
+        image.map(0x1000, vec![b'a'; 0x80]).map(0x1080, *b"bc\0d");
+        image.map(0x1084, vec![b'e'; 0x3c]);
+        assert_eq!(image.read_c_string(0x107e, 128).unwrap(), b"aabc");
+        assert_eq!(image.read_c_string(0x1082, 128).unwrap(), b"");
+        assert_eq!(image.read_c_string(0x1001, 100).unwrap(), [b'a'; 100]);
+        assert_eq!(image.read_c_string(0x1084, 0x3c).unwrap(), [b'e'; 0x3c]);
+        assert!(image.read_c_string(0x1084, 128).is_err());
     }
 
     #[test]

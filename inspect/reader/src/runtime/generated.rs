@@ -14,6 +14,8 @@ pub struct GeneratedWalkers {
     walkers: Vec<Arc<dyn GeneratedCode>>,
     /// Which runtime each of them is of.
     runtimes: Vec<Arc<dyn RuntimeProcess>>,
+    /// The addresses of all their code.
+    ranges: Vec<Range<u64>>,
 }
 
 impl GeneratedWalkers {
@@ -23,10 +25,13 @@ impl GeneratedWalkers {
         let mut all = Self::default();
         for runtime in runtimes.iter().filter_map(|it| it.process.as_ref().ok()) {
             if let Some(walker) = runtime.generated(target) {
+                let ranges = walker.ranges().into_iter();
+                all.ranges.extend(ranges.filter(|range| !range.is_empty()));
                 all.walkers.push(walker);
                 all.runtimes.push(runtime.clone());
             }
         }
+        all.ranges.sort_unstable_by_key(|range| range.start);
         all
     }
 
@@ -38,11 +43,8 @@ impl GeneratedWalkers {
 
     /// Returns the addresses of the code that they walk, in ascending order.
     #[must_use]
-    pub fn ranges(&self) -> Vec<Range<u64>> {
-        let ranges = self.walkers.iter().flat_map(|walker| walker.ranges());
-        let mut ranges: Vec<_> = ranges.filter(|range| !range.is_empty()).collect();
-        ranges.sort_unstable_by_key(|range| range.start);
-        ranges
+    pub fn ranges(&self) -> &[Range<u64>] {
+        &self.ranges
     }
 
     /// Returns true if one of them walks the code at an address, from which no frame pointer leads to the caller.

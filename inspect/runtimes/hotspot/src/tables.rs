@@ -144,31 +144,15 @@ fn each_entry(
     )))
 }
 
-/// Reads a name; empty if it is null, is not readable, or has more than [`MAX_NAME`] bytes.
+/// Reads a name, at most [`MAX_NAME`] bytes of it; empty if it is null or not readable.
 fn name_at(memory: &dyn Memory, address: u64) -> String {
     c_string(memory, address).unwrap_or_default()
 }
 
-/// Reads a string that ends with NUL, of at most [`MAX_NAME`] bytes.
+/// Reads a string, at most [`MAX_NAME`] bytes of it.
 pub(crate) fn c_string(memory: &dyn Memory, address: u64) -> Result<String, MemoryError> {
-    /// Bytes read at a time, within a page: the next one may not be mapped.
-    const PIECE: u64 = 64;
-    let (mut text, mut at) = (Vec::new(), address);
-    while text.len() < MAX_NAME {
-        let size = PIECE - at % PIECE;
-        let piece = memory.read_vec(at, size, PIECE as usize)?;
-        if let Some(end) = piece.iter().position(|byte| *byte == 0) {
-            text.extend_from_slice(&piece[..end]);
-            return Ok(String::from_utf8_lossy(&text).into_owned());
-        }
-        text.extend_from_slice(&piece);
-        at = at.wrapping_add(size);
-    }
-    Err(MemoryError::Limit {
-        address,
-        length: text.len() as u64,
-        limit: MAX_NAME,
-    })
+    let bytes = memory.read_c_string(address, MAX_NAME)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// The size of a member of this type, as HotSpot writes it; that of a pointer for others.

@@ -244,37 +244,33 @@ impl Step<'_> {
     fn frame_end(&self, blob: &Blob, end: u64) -> Result<u64, GeneratedEnd> {
         let last = |end: u64| self.word(end.wrapping_sub(8));
         let mut first = None;
-        for end in (0..MAX_PUSHED).map(|pushed| end.wrapping_add(8 * pushed)) {
-            let caller = self.at_frame(end)?;
+        let pushed = match self.of.layout.major {
+            8 => MAX_PUSHED_OF_8,
+            _ => MAX_PUSHED,
+        };
+        for pushed in 0..pushed {
+            let end = end.wrapping_add(8 * pushed);
+            let Ok(caller) = self.at_frame(end) else {
+                break;
+            };
             if !self.returns_to(&caller) {
                 continue;
             }
             let address = caller.instruction_pointer;
-            let is_left = match self.call_before(blob, address)? {
+            let call = self.call_before(blob, address)?;
+            let is_left = match call {
                 // The call may call something else since then, but this is more likely left of an earlier one.
                 Some(call) => call == Call::Other,
                 // Of the interpreter, much is left.
-                None => self.of.codelets.contains(address),
+                None => self.of.codelets.contains(address) || pushed >= MAX_PUSHED,
             };
-            if !is_left {
+            if !is_left && self.leads_on(&caller) {
                 return Ok(end);
             }
             first = first.or(Some(end));
         }
         if first == Some(end) {
             return Ok(end);
-        }
-        if self.of.layout.major == 8 {
-            let further = MAX_PUSHED..MAX_PUSHED_OF_8;
-            for end in further.map(|pushed| end.wrapping_add(8 * pushed)) {
-                // What is left of earlier calls is there, too.
-                if self
-                    .call_before(blob, last(end)?)?
-                    .is_some_and(|it| it != Call::Other)
-                {
-                    return Ok(end);
-                }
-            }
         }
         // Return addresses that HotSpot has replaced are behind no call.
         match self.of.cache.contains(last(end)?) {
@@ -283,6 +279,20 @@ impl Step<'_> {
                 "no return address where its frame ends",
             )),
         }
+    }
+
+    /// Returns whether a caller in compiled code has a return address where its own frame ends: what earlier calls have left on the
+    /// stack leads nowhere.
+    fn leads_on(&self, caller: &FrameRegisters) -> bool {
+        let address = caller.instruction_pointer.wrapping_sub(1);
+        let blob = self.of.cache.blob(self.memory, &self.of.layout, address);
+        let (Ok(blob), Some(sp)) = (blob, caller.get(RSP)) else {
+            return false;
+        };
+        let returns_to = |end: u64| self.word(end.wrapping_sub(8));
+        !blob.kind.is_method()
+            || returns_to(sp.wrapping_add(blob.frame_size))
+                .is_ok_and(|address| self.of.cache.contains(address))
     }
 
     /// Returns what the call before a return address calls, as seen from code that may be called by it. `None` if there is no call

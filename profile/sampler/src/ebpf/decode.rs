@@ -179,8 +179,8 @@ impl Decoder<'_> {
     /// Returns the walkers of generated code of a process. Notes which code they walk now: a runtime may have just begun.
     fn walkers(&mut self, pid: i32) -> Option<Arc<LiveWalkers>> {
         let walkers = self.processes.walkers(pid);
-        let ranges = walkers.as_ref().map(|it| it.walkers.ranges());
-        self.unwinding.set_walked(pid, ranges.unwrap_or_default());
+        let ranges = walkers.as_ref().map_or(&[][..], |it| it.walkers.ranges());
+        self.unwinding.set_walked(pid, ranges);
         walkers
     }
 

@@ -263,8 +263,7 @@ impl Recorder {
     /// Passes on which code runtimes of a process walk: its stacks are copied.
     fn note_walkers(&mut self, pid: i32) {
         let walkers = self.processes.walkers(pid);
-        let ranges = walkers.map(|it| it.walkers.ranges());
-        let ranges = ranges.unwrap_or_default();
+        let ranges = walkers.as_ref().map_or(&[][..], |it| it.walkers.ranges());
         self.loaded.unwinding.set_walked(pid, ranges);
     }
 

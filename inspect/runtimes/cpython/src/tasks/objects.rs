@@ -160,19 +160,7 @@ impl<'m> Objects<'m> {
     }
 
     fn c_string(&self, address: u64) -> Result<String, RuntimeError> {
-        // The string may be at the end of readable memory.
-        const PIECE: u64 = 32;
-        let mut bytes = Vec::new();
-        while bytes.len() < MAX_TYPE_NAME {
-            let at = address.wrapping_add(bytes.len() as u64);
-            let size = PIECE - at % PIECE;
-            let piece = self.memory.read_vec(at, size, PIECE as usize)?;
-            let end = piece.iter().position(|byte| *byte == 0);
-            bytes.extend_from_slice(&piece[..end.unwrap_or(piece.len())]);
-            if end.is_some() {
-                break;
-            }
-        }
+        let bytes = self.memory.read_c_string(address, MAX_TYPE_NAME)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 

@@ -150,6 +150,9 @@ impl Step<'_> {
         let current = self.frame.get(R13).filter(|_| self.is_innermost);
         let position = current.and_then(|current| method.position(current));
         let position = position.or_else(|| method.position(saved));
+        // JDK 8 has the position itself there while it collects garbage (`frame::interpreter_frame_bcx`).
+        let is_position = layout.major == 8 && saved < method.code.1.saturating_sub(method.code.0);
+        let position = position.or_else(|| u16::try_from(saved).ok().filter(|_| is_position));
         if position.is_none() && !method.is_native {
             return Err(GeneratedEnd::Unexpected(
                 "no place in the method in the interpreter",

@@ -127,7 +127,7 @@ fn a_word_beside_a_frame_is_no_return_address_of_another_call() {
     let other = STUB + 0x200;
     let distance = (other as i64 - RETURN as i64) as i32;
     machine.put(RETURN - 4, &distance.to_le_bytes());
-    machine.put_u64(STACK, &[1, 2, 3, RETURN, 7, RETURN + 0x20, 9]);
+    machine.put_u64(STACK, &[1, 2, 3, RETURN, 7, RETURN + 0x20, 0, 0, 0, RETURN]);
     let frame = registers(BLOB_CODE + 0x40, 0);
     let expected = (RETURN + 0x20, Some(STACK + 48), Some(7));
     assert_eq!(caller(&machine, &frame), expected);

@@ -178,7 +178,7 @@ impl Unwinding {
     }
 
     /// Sets the addresses of code that runtimes of a process walk, in ascending order.
-    pub(super) fn set_walked(&mut self, pid: i32, walked: Vec<Range<u64>>) {
+    pub(super) fn set_walked(&mut self, pid: i32, walked: &[Range<u64>]) {
         if walked.is_empty() && !self.processes.contains_key(&pid) {
             return;
         }
@@ -187,7 +187,7 @@ impl Unwinding {
         if entry.walked == walked {
             return;
         }
-        entry.walked = walked;
+        entry.walked = walked.to_vec();
         if let Some(kernel) = &mut self.kernel {
             kernel.place(pid, entry);
         }
