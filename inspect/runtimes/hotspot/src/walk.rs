@@ -313,7 +313,9 @@ impl Step<'_> {
         let Ok(called) = self.of.cache.blob(self.memory, &self.of.layout, target) else {
             return Ok(Some(Call::Other));
         };
-        let method = self.of.layout.nmethod.method;
+        let layout = &self.of.layout.nmethod;
+        let method = layout.method;
+        let entry = called.object.place(layout.verified_entry, called.start);
         Ok(match called.kind {
             Kind::Dispatch => Some(Call::Dispatch),
             // It has been compiled again.
@@ -323,7 +325,7 @@ impl Step<'_> {
                 Some(Call::This)
             }
             // The caller's own code passes the call on, or a stub that finds what is called.
-            _ if (called.start..called.end).contains(&address) => None,
+            _ if (called.start..called.end).contains(&address) && target > entry => None,
             Kind::Stub(name) if RESOLVING.iter().any(|part| name.contains(part)) => None,
             _ => Some(Call::Other),
         })

@@ -144,14 +144,16 @@ fn compare(found: &Found, calls: &[Option<Shown>]) -> Compared {
     let is_of = |frame: usize| methods.iter().take(own).all(|it| it.frame == frame);
     // All that differs is in the innermost code, or called by it as the virtual machine says.
     let in_innermost = methods.first().is_some_and(|it| is_of(it.frame));
+    // The virtual machine begins at the last frame that it knows of the thread.
+    let lacks_innermost = of_calls == 0;
     let is_early_end = methods.iter().zip(calls).all(same) && calls.len() < methods.len();
     let is_impossible = calls.windows(2).any(|pair| match pair {
         [Some(callee), Some(caller)] => !is_possible_call(callee, caller),
         _ => false,
     });
-    // It has no frame that the virtual machine knows while it passes on an exception.
+    // The virtual machine knows no frame of a thread that passes on an exception.
     let is_stale = found.passes_on_exception;
-    match in_innermost || is_early_end || is_impossible || is_stale {
+    match in_innermost || lacks_innermost || is_early_end || is_impossible || is_stale {
         true => Compared::Decided,
         false => Compared::Undecided(own.max(of_calls)),
     }
