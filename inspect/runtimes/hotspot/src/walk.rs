@@ -156,7 +156,7 @@ impl Step<'_> {
         Ok(caller)
     }
 
-    /// The caller of code that has pushed so many registers, and has no other frame.
+    /// The caller of code that has pushed this number of registers, and has no other frame.
     fn above(&self, pushed: u64) -> Result<FrameRegisters, GeneratedEnd> {
         let at = self.sp.wrapping_add(8 * pushed);
         let mut caller = self.at_return()?;

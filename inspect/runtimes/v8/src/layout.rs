@@ -141,7 +141,7 @@ impl Layout {
     /// If the module cannot be read.
     pub(crate) fn read(elf: &Elf<'_>) -> Result<Option<Result<Self, String>>, ElfError> {
         let constants = Constants(elf);
-        // Without its value: older versions have those that are 0 in memory that is not in the file.
+        // Without its value: older versions keep values of 0 in memory that is not in the file.
         if elf.exported_symbol(b"v8dbg_SmiTag")?.is_none() {
             return Ok(None);
         }

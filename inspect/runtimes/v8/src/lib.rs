@@ -58,7 +58,9 @@ impl Runtime for V8 {
         target: &dyn Target,
         modules: &Modules,
     ) -> Result<Option<Arc<dyn RuntimeProcess>>, RuntimeError> {
-        struct Facts(Option<Result<(Arc<Layout>, Arc<Builtins>), String>>);
+        /// What is known of a module's V8, or why that is not supported.
+        type Known = Result<(Arc<Layout>, Arc<Builtins>), String>;
+        struct Facts(Option<Known>);
         if target.machine() != Machine::X86_64 {
             return Ok(None);
         }

@@ -18,7 +18,7 @@ pub(super) enum Entered {
     Complete,
     /// The frame pointer is saved; what follows may have pushed more.
     Unknown,
-    /// So many registers are pushed, and the frame pointer is the caller's.
+    /// This number of registers is pushed, and the frame pointer is the caller's.
     Registers(u64),
 }
 
@@ -27,7 +27,7 @@ pub(super) enum Entered {
 pub(super) enum Left {
     /// The saved frame pointer.
     FramePointer,
-    /// So many other registers, which are popped.
+    /// This number of other registers, which are popped.
     Registers(u64),
     /// The return address alone.
     Everything,

@@ -17,7 +17,7 @@ const MAX_SHOWN: usize = 20;
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) what: String,
-    /// Stacks, and those that did not reach their start.
+    /// Stacks, and the number that did not reach their start.
     pub(crate) stacks: usize,
     pub(crate) incomplete: usize,
     /// Methods, and those without a name.
@@ -120,7 +120,7 @@ impl fmt::Display for Tally {
 
 fn compare(found: &Found, calls: &[Option<Shown>]) -> Compared {
     let methods = &found.methods;
-    // Methods without a name, and those that were gone when the virtual machine named them, may be any.
+    // Methods without a name may be any, as well as methods that were gone when the virtual machine named them.
     let same = |(own, call): (&Method, &Option<Shown>)| match (&own.shown, call) {
         (Some(own), Some(call)) => own.is_same_method(call),
         _ => true,
