@@ -184,7 +184,9 @@ impl Step<'_> {
         let word = |address: u64| self.memory.read_u64(address).ok();
         let is_near = (sp..sp.saturating_add(MAX_NEW_FRAME)).contains(&frame_pointer);
         let of_frame = word(frame_pointer.wrapping_add_signed(8 * METHOD));
-        let has_slots = sp <= frame_pointer.wrapping_sub(64);
+        // The place in the bytecode and one more slot are filled last. From there on, it may be the caller's frame.
+        let slots = self.of.layout.interpreter.bytecode_slot.unsigned_abs() + 1;
+        let has_slots = sp <= frame_pointer.wrapping_sub(8 * slots);
         // The first slot is filled at once; the register gets another value soon. It may be one word below the caller's stack:
         // a method handle that is called takes an argument away.
         let saved = word(frame_pointer.wrapping_sub(8));
@@ -195,7 +197,7 @@ impl Step<'_> {
         }
         let record = Some(self.of.record(self.memory, &method, Some(0))?);
         // The frame pointer is set, and the slots below it are being filled.
-        let is_new = is_near && frame_pointer <= sp.saturating_add(72);
+        let is_new = is_near && frame_pointer < sp.saturating_add(8 * slots);
         let returns_to = word(frame_pointer.wrapping_add(8));
         let returns_to = returns_to.filter(|address| self.of.cache.contains(*address));
         let set = match frame_pointer == sp {
