@@ -63,7 +63,7 @@ fuzz_target!(|data: &[u8]| {
     for reading in process.tasks(&[present], None) {
         let Ok(tasks) = reading.tasks else { continue };
         assert!(tasks.len() <= MAX_TASKS);
-        let frames = || tasks.iter().flat_map(|task| &task.frames);
+        let frames = || tasks.iter().flat_map(|task| task.frames.iter());
         frames().for_each(check_frame);
         let memory: usize = frames().map(NamedFrame::memory).sum();
         assert!(memory <= MAX_TASK_BYTES, "{memory} bytes");
