@@ -4,8 +4,14 @@
 //! pointer, the frame pointer and other registers are kept, relative to the canonical frame address (CFA). Where paths
 //! meet, only values on which all of them agree are known.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod callees;
+mod found;
+mod queue;
 
+use std::collections::BTreeSet;
+
+use self::found::{Block, Found};
+use self::queue::Paths;
 use crate::instruction_set::{Flow, Instruction, InstructionSet, State};
 use crate::instructions::{CodeRules, CodeWork, FunctionCode};
 use crate::rule::Rule;
@@ -21,7 +27,13 @@ pub(crate) fn function<I: InstructionSet>(
     work: &mut CodeWork,
 ) -> Option<CodeRules> {
     let mut first = Function::<I>::new(code, &mut *work);
-    let is_followed = first.all().is_some();
+    let mut is_followed = first.all().is_some();
+    let returning = first.returning();
+    if !first.is_function() && !returning.is_empty() {
+        first = Function::<I>::new(code, &mut *work);
+        first.returning.clone_from(&returning);
+        is_followed = first.all().is_some();
+    }
     let confirmed = first.found.confirmed();
     if !first.found.evidence.disagrees && first.found.doubts.is_subset(&confirmed) {
         let is_function = is_followed && first.is_function();
@@ -31,126 +43,10 @@ pub(crate) fn function<I: InstructionSet>(
     let targets = first.found.targets;
     let mut second = Function::<I>::new(code, work);
     second.known = Some(Known { targets, confirmed });
+    second.returning = returning;
     second.all()?;
     let is_function = second.is_function() && !second.found.evidence.conflicts;
     is_function.then(|| second.rules()).flatten()
-}
-
-/// A straight run of instructions.
-#[derive(Debug, Clone)]
-struct Block<S> {
-    /// What is known at its start.
-    state: S,
-    /// The address behind it, as far as it was followed.
-    end: u64,
-    changes: u32,
-}
-
-/// What shows that code is a function's.
-#[derive(Debug, Clone, Copy, Default)]
-struct Evidence {
-    /// True if a path returns with the stack as it was at the start, or jumps elsewhere so after it has removed a frame.
-    returns: bool,
-    /// True if the code begins as functions of C that never return: it saves a register for its caller.
-    saves: bool,
-    /// True if two paths meet with different stacks, or one leaves the function with another than that of the start.
-    disagrees: bool,
-    /// True if two paths meet whose stacks are known and different, and no frame pointer leads to the caller.
-    conflicts: bool,
-}
-
-/// What the paths that were followed have shown.
-#[derive(Debug, Clone)]
-struct Found<S> {
-    blocks: BTreeMap<u64, Block<S>>,
-    evidence: Evidence,
-    /// What is known at all indirect jumps out of a frame.
-    indirect: Option<S>,
-    /// The ends of indirect jumps, and whether each is without a frame: to another function, or through a table.
-    indirect_ends: BTreeMap<u64, bool>,
-    /// The targets of jumps.
-    targets: BTreeSet<u64>,
-    /// Addresses of code that the function takes, for its jumps.
-    addresses: BTreeSet<u64>,
-    /// Addresses behind calls and padding: if the callee never returns, another function may start there.
-    doubts: BTreeSet<u64>,
-    /// Those behind calls with a frame, as are all before: only a path of the same function removes exactly that, and returns.
-    framed_doubts: BTreeSet<u64>,
-    /// Which code from one of these is followed by which other one, or by code that is not in doubt (`None`).
-    links: BTreeSet<(Option<u64>, u64)>,
-    /// Addresses behind calls and padding that paths ended at.
-    ends: BTreeSet<u64>,
-}
-
-impl<S> Default for Found<S> {
-    fn default() -> Self {
-        Found {
-            blocks: BTreeMap::new(),
-            evidence: Evidence::default(),
-            indirect: None,
-            indirect_ends: BTreeMap::new(),
-            targets: BTreeSet::new(),
-            addresses: BTreeSet::new(),
-            doubts: BTreeSet::new(),
-            framed_doubts: BTreeSet::new(),
-            links: BTreeSet::new(),
-            ends: BTreeSet::new(),
-        }
-    }
-}
-
-impl<S: State> Found<S> {
-    /// Returns whether code is the function's if it returns with the stack as it was at the start.
-    fn is_sure(&self, state: &S) -> bool {
-        let doubt = state.doubt();
-        doubt.is_none_or(|doubt| self.framed_doubts.contains(&doubt))
-    }
-
-    /// Finds the code behind calls and padding that belongs to the function: a path from there leads to code that does,
-    /// or returns with the stack as it was at the start.
-    fn confirmed(&self) -> BTreeSet<u64> {
-        let mut confirmed = BTreeSet::new();
-        let mut pending = vec![None];
-        while let Some(to) = pending.pop() {
-            let links = self.links.range((to, 0)..=(to, u64::MAX));
-            let new = links.filter(|link| confirmed.insert(link.1));
-            pending.extend(new.map(|link| Some(link.1)));
-        }
-        confirmed
-    }
-
-    /// Notes that a path in doubt leads to code that may be in doubt, too.
-    fn link(&mut self, from: Option<u64>, to: Option<u64>) {
-        if let Some(from) = from.filter(|_| from != to) {
-            self.links.insert((to, from));
-        }
-    }
-}
-
-/// Addresses that are left to follow, with what is known there, the lowest last. That is followed first: most paths lead to
-/// higher addresses, so that nearly all paths to an instruction have met before it is followed.
-struct Paths<S>(Vec<(u64, S)>);
-
-impl<S> Paths<S> {
-    fn push(&mut self, address: u64, state: S) {
-        let place = self.0.partition_point(|it| it.0 > address);
-        self.0.insert(place, (address, state));
-    }
-
-    fn pop(&mut self) -> Option<(u64, S)> {
-        self.0.pop()
-    }
-
-    /// Removes another path to this address.
-    fn pop_at(&mut self, address: u64) -> Option<S> {
-        self.0.pop_if(|it| it.0 == address).map(|it| it.1)
-    }
-
-    /// The lowest address from this one on.
-    fn next_from(&self, address: u64) -> Option<u64> {
-        let behind = self.0.partition_point(|it| it.0 >= address);
-        Some(self.0.get(behind.checked_sub(1)?)?.0)
-    }
 }
 
 /// What the first run has found.
@@ -167,6 +63,8 @@ struct Function<'a, 'w, I: InstructionSet> {
     found: Found<I::State>,
     /// What an earlier run has found.
     known: Option<Known>,
+    /// Functions that an earlier run has shown to return.
+    returning: BTreeSet<u64>,
     /// Paths behind calls that may never return, which are followed last.
     doubtful: Vec<(u64, I::State)>,
     /// The address of a block that may be another function's, and whether a path from there leads back, jumps on as the one
@@ -183,6 +81,7 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
             code,
             found: Found::default(),
             known: None,
+            returning: BTreeSet::new(),
             doubtful: Vec::new(),
             tried: 0,
             belongs: false,
@@ -204,6 +103,15 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
             }
         }
         Some(())
+    }
+
+    /// The functions that return to code that nothing else leads to. Parts that were moved out of a function have code behind
+    /// calls that never return to which only exceptions lead; but others call no such part.
+    fn returning(&self) -> BTreeSet<u64> {
+        match self.code.is_named() && self.found.indirect_ends.is_empty() {
+            true => self.found.callees.returning(&self.found.targets),
+            false => BTreeSet::new(),
+        }
     }
 
     /// Returns whether the code is known to be a function's.
@@ -299,7 +207,7 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
 
     /// Follows all paths from an address. `None` if the code cannot be a function's.
     fn follow(&mut self, start: u64, state: I::State) -> Option<()> {
-        let mut paths = Paths(vec![(start, state)]);
+        let mut paths = Paths::from(start, state);
         while let Some((start, state)) = paths.pop() {
             let mut divided = None;
             let mut has_changed = true;
@@ -376,12 +284,13 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
         let mut state = block.state.clone();
         let mut code = I::decode(self.code, start)?;
         let mut is_prologue = start == self.code.start;
-        let mut is_behind_call = false;
-        let (mut at, mut before) = (start, None);
+        let (mut at, mut before) = (start, None::<I::Instruction>);
         // No other blocks are added meanwhile, but paths.
         let mut next_block = self.next_block(start.saturating_add(1), paths);
         loop {
-            if is_behind_call && self.may_not_return(at, &mut state)? {
+            if let Some(call) = before.filter(Instruction::is_call)
+                && self.may_not_return(at, call.called(), &mut state)?
+            {
                 break;
             }
             if at > next_block {
@@ -405,7 +314,6 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
             if instruction.flow() != Flow::Next {
                 next_block = next_block.min(paths.next_from(at).unwrap_or(u64::MAX));
             }
-            is_behind_call = instruction.is_call();
             before = Some(instruction);
         }
         self.found.blocks.get_mut(&start)?.end = at;
@@ -414,7 +322,15 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
 
     /// Returns whether the path ends at a call before an address, or is only followed if no other one leads there: in the
     /// second run, if other code follows, so that the callee may not return. In the first run, what follows is in doubt.
-    fn may_not_return(&mut self, at: u64, state: &mut I::State) -> Option<bool> {
+    fn may_not_return(
+        &mut self,
+        at: u64,
+        callee: Option<u64>,
+        state: &mut I::State,
+    ) -> Option<bool> {
+        if callee.is_some_and(|callee| self.returning.contains(&callee)) {
+            return Some(false);
+        }
         let known = self.known.as_ref();
         // Padding is behind the last instruction of a function, or before a loop. A function that ends where the next one
         // may start has none.
@@ -424,6 +340,11 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
             Some(next) => I::is_inside_function(self.code, next, self.work)?,
             None => false,
         };
+        match callee {
+            Some(callee) if next.is_some() => self.found.callees.add_doubtful(callee),
+            Some(callee) if state.doubt().is_none() => self.found.callees.add_followed(callee, at),
+            _ => {}
+        }
         if let Some(next) = next.filter(|_| !is_inside) {
             self.found.doubts.insert(next);
             let has_frame = state.stack().is_some() && !state.is_stack_of_start();

@@ -370,6 +370,29 @@ fn a_function_without_saved_registers_returns_behind_a_call_with_a_frame() {
     assert_eq!(rules(&code.concat()), None);
 }
 
+/// Functions that are called where no other one can start do return, wherever else they are called.
+#[test]
+fn a_named_function_returns_behind_a_call_of_what_has_returned_before() {
+    // BEFORE; call of CALLEE; xor %eax, %eax, twice; call of 0x110 up to 16, where functions may start; ret
+    let code = |before: [u8; 2], callee: u32| {
+        let call = [&before[..], &[0xe8], &(callee - 7).to_le_bytes()].concat();
+        let between = [0x31, 0xc0, 0x31, 0xc0];
+        [&call[..], &between, &ALIGNED_CALL[4..], &[0xc3]].concat()
+    };
+    let rules = |code: &[u8], starts: &[u64]| {
+        let mut code = function_code(code);
+        code.starts = starts;
+        (READER.function)(&code, &mut CodeWork::default()).map(|found| found.rules)
+    };
+    let xchg = [0x66, 0x90];
+    let expected = vec![(START, above(8, Saved::Same)), (START + 17, Rule::Gap)];
+    assert_eq!(rules(&code(xchg, 0x110), &[START]), Some(expected));
+    // It may be a part of another function, the other callee may never return, or only a jump (jz) leads behind its call.
+    assert_eq!(rules(&code(xchg, 0x110), &[]), None);
+    assert_eq!(rules(&code(xchg, 0x120), &[START]), None);
+    assert_eq!(rules(&code([0x74, 5], 0x110), &[START]), None);
+}
+
 /// As functions that switch between coroutines do.
 #[test]
 fn a_function_that_saves_registers_at_once_has_rules_up_to_another_stack() {
