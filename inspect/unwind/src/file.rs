@@ -9,6 +9,7 @@ use crate::arch::Architecture;
 use crate::cfi::Budget;
 use crate::error::Error;
 use crate::maker::{self, FunctionRows, make};
+use crate::records;
 use crate::rows::Rows;
 use crate::rule::{Dictionary, Rule};
 use crate::tables::Tables;
@@ -61,6 +62,10 @@ impl UnwindTables {
         let code: Vec<Segment> = executable.copied().collect();
         let mut tables = Tables::read(elf, architecture)?;
         let functions = maker::functions(&tables, architecture, &code)?;
+        if let Some((_, eh_frame)) = &tables.eh_frame {
+            let reader = &architecture.code;
+            tables.behind_calls = records::calls(elf, eh_frame, &code, &functions, reader);
+        }
         // Of Go, only functions of its runtime are left.
         if functions.len() <= max_functions || tables.go.is_some() {
             let reader = &architecture.code;

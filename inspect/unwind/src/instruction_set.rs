@@ -100,6 +100,12 @@ pub(crate) trait State: Clone {
     /// Forgets what the other state does not agree on. Returns whether anything was forgotten.
     fn meet(&mut self, other: &Self) -> bool;
 
+    /// Returns whether what a call calls returns with other values of the stack pointer and the frame pointer than it was called
+    /// with.
+    fn removes_record(&self, _call: &Self::Instruction) -> bool {
+        false
+    }
+
     /// Goes to the next instruction. Returns whether there is one.
     fn advance(&mut self, instruction: &Self::Instruction, scratch: &mut Self::Scratch) -> bool;
 

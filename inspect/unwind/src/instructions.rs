@@ -38,6 +38,9 @@ pub(crate) struct CodeReader {
     pub(crate) addresses: fn(code: &[u8], start: u64) -> Vec<u64>,
     /// Finds the code at `start` in which coroutines start, up to what their first functions return to.
     pub(crate) starts_of_coroutines: fn(code: &[u8], start: u64) -> Vec<Range<u64>>,
+    /// Finds where functions have made a second frame record, for code that they call, in the code at `start`.
+    pub(crate) records:
+        for<'a> fn(code: &'a [u8], start: u64) -> Box<dyn Iterator<Item = u64> + 'a>,
     /// Returns whether a function may start between these bytes: behind an instruction that nothing follows, and
     /// padding. A call counts as one if `may_follow_call`.
     pub(crate) may_start: fn(before: &[u8], from: &[u8], may_follow_call: bool) -> bool,
@@ -154,6 +157,9 @@ pub(crate) struct CodeRules {
     pub(crate) rules: Vec<(u64, Rule)>,
     /// The targets of direct calls.
     pub(crate) calls: Vec<u64>,
+    /// An address inside of the first call whose callee returns with another frame pointer than it was called with: from there
+    /// on, tables do not say so.
+    pub(crate) removed_record: Option<u64>,
 }
 
 impl CodeRules {

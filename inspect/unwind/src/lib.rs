@@ -53,6 +53,7 @@ mod maker;
 mod on_demand;
 mod paths;
 mod ranges;
+mod records;
 mod registers;
 mod rows;
 mod rule;

@@ -226,10 +226,34 @@ pub(crate) fn function_at(
     // Rules with rbx are more, but a callee may need it, and these are few functions.
     writer.tracks_base = true;
     let Function { start, end, .. } = function;
-    let written = eh_frame.evaluate(&function, start, end, budget, &mut writer);
-    written.and_then(|_| writer.write(end, Rule::Gap)).ok()?;
+    let written = by_eh_frame(tables, &mut eh_frame, &function, start, budget, &mut writer);
+    written.and_then(|()| writer.write(end, Rule::Gap)).ok()?;
     let (rows, _) = writer.finish();
     Some(FunctionRows { start, end, rows })
+}
+
+/// Writes the rules of a function from the address `from` on: those of its tables, up to a call that they are wrong of.
+fn by_eh_frame<'a>(
+    tables: &Tables,
+    table: &mut Table<'a, EhFrame<Bytes<'a>>>,
+    function: &Function,
+    from: u64,
+    budget: &mut Budget,
+    writer: &mut Writer<'_>,
+) -> Result<(), Error> {
+    let mut function = *function;
+    let end = function.end;
+    let first = tables
+        .behind_calls
+        .partition_point(|it| it.start < function.start);
+    let behind = tables.behind_calls.get(first).filter(|it| it.start < end);
+    function.end = behind.map_or(end, |it| it.start);
+    table.evaluate(&function, from, end, budget, writer)?;
+    for (at, rule) in behind.iter().flat_map(|it| &it.rules) {
+        budget.take_row()?;
+        writer.write((*at).max(from), *rule)?;
+    }
+    Ok(())
 }
 
 struct Maker<'a> {
@@ -271,8 +295,7 @@ impl Maker<'_> {
             match function.source {
                 Source::EhFrame => {
                     let table = &mut self.eh_frame;
-                    let written = table.evaluate(&function, from, covered, budget, writer);
-                    written.map(|_| ())
+                    by_eh_frame(self.tables, table, &function, from, budget, writer)
                 }
                 Source::DebugFrame => {
                     let next = self.functions.get(index + 1).map(|next| next.start);

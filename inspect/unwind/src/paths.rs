@@ -481,10 +481,17 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
                 };
                 rules.add(at, state.rule());
                 rules.calls.extend(instruction.called());
+                let removes_record = state.removes_record(&instruction);
+                let inside = at + 1;
                 at = instruction.next();
                 if !state.advance(&instruction, &mut self.scratch) {
                     rules.end(at);
                     break;
+                }
+                if removes_record {
+                    // The rule of a caller is that of the byte before its return address.
+                    rules.add(inside, state.rule());
+                    rules.removed_record.get_or_insert(inside);
                 }
             }
         }

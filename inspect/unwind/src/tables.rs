@@ -7,6 +7,7 @@ use crate::arch::Architecture;
 use crate::compressed::{decompress, decompress_gnu};
 use crate::error::Error;
 use crate::instructions::{CodeWork, FunctionCode, Tails};
+use crate::records::BehindCall;
 use crate::uncovered::Uncovered;
 
 /// Bytes that are read of one section. LLVM's library, the largest at hand, has 8 MiB of tables.
@@ -52,6 +53,8 @@ pub(crate) struct Tables {
     pub(crate) go: Option<GoTable>,
     /// Return addresses of threads' first functions, in a C library without tables.
     pub(crate) first_returns: Vec<u64>,
+    /// Rules of functions behind calls that their tables are wrong of, in order.
+    pub(crate) behind_calls: Vec<BehindCall>,
     /// Code that none of these describes.
     pub(crate) uncovered: Uncovered,
 }

@@ -33,6 +33,7 @@ pub(super) const READER: CodeReader = CodeReader {
     call_ends,
     addresses: |_, _| Vec::new(),
     starts_of_coroutines: |_, _| Vec::new(),
+    records: |_, _| Box::new(std::iter::empty()),
     may_start,
     skip_padding,
 };

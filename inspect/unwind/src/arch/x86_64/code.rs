@@ -26,6 +26,7 @@ pub(super) const READER: CodeReader = CodeReader {
     call_ends,
     addresses,
     starts_of_coroutines,
+    records,
     may_start,
     skip_padding,
 };
@@ -159,6 +160,14 @@ fn starts_of_coroutines(code: &[u8], start: u64) -> Vec<Range<u64>> {
     let places = places.filter(|at| code.get(at + CODE.len() + 4) == Some(&HLT));
     let start_of = |at| start.wrapping_add(at as u64);
     places.map(|at| start_of(at)..start_of(at + 3)).collect()
+}
+
+/// Finds frame records. See [`CodeReader::records`].
+fn records(code: &[u8], start: u64) -> Box<dyn Iterator<Item = u64> + '_> {
+    // push %rbp; push %rbp; mov %rsp, %rbp
+    const CODE: [u8; 5] = [0x55, 0x55, 0x48, 0x89, 0xe5];
+    let places = memchr::memmem::find_iter(code, &CODE);
+    Box::new(places.map(move |at| start.wrapping_add((at + CODE.len()) as u64)))
 }
 
 /// Returns whether a function may start. See [`CodeReader::may_start`].

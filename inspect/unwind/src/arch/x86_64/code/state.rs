@@ -67,6 +67,18 @@ enum CallersValue {
     Unknown,
 }
 
+/// A second frame record that a function makes for what it calls: the frame pointer, and above it an empty place into which
+/// the callee moves its return address. Code of SBCL is called so (src/runtime/x86-64-assem.S there, `call_into_lisp`): it returns
+/// with the frame pointer of the function's own frame, and without the record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Record {
+    None,
+    /// The frame pointer was pushed this many times at last.
+    Pushed(u8),
+    /// The frame pointer leads to it.
+    Set,
+}
+
 /// The known values before an instruction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct State {
@@ -80,6 +92,7 @@ pub(super) struct State {
     has_restored: bool,
     /// True if a path to here has written over the return address: the code is no function's, or goes elsewhere.
     has_lost_return: bool,
+    record: Record,
     /// The last address behind a call and padding that each path to here passes: if the callee never returns, the code may
     /// be another function's. The lowest of several.
     doubt: Option<u64>,
@@ -99,6 +112,7 @@ impl instruction_set::State for State {
             kept: None,
             has_restored: false,
             has_lost_return: false,
+            record: Record::None,
             doubt: None,
         }
     }
@@ -161,6 +175,10 @@ impl instruction_set::State for State {
         self.kept = self.kept.filter(|_| self.kept == other.kept);
         self.has_restored &= other.has_restored;
         self.has_lost_return |= other.has_lost_return;
+        self.record = match self.record == other.record {
+            true => self.record,
+            false => Record::None,
+        };
         // Not being in doubt is the lowest.
         self.doubt = self.doubt.min(other.doubt);
         *self != before
@@ -186,9 +204,11 @@ impl instruction_set::State for State {
         };
         let frame_pointer = self.callers[FRAME_POINTER];
         // Calls keep the first two. Compilers count from a frame pointer that is set up, whatever they push later.
-        let is_set_up =
-            self.registers[RBP] == Some(FRAME) && frame_pointer == CallersValue::At(FRAME);
-        let first = if is_set_up { [RBP, RSP] } else { [RSP, RBP] };
+        let first = if self.has_own_frame() {
+            [RBP, RSP]
+        } else {
+            [RSP, RBP]
+        };
         let mut registers = first.into_iter().chain(0..16);
         let frame_pointer = match (frame_pointer, self.registers[RBP]) {
             (CallersValue::Same, _) => Saved::Same,
@@ -208,6 +228,10 @@ impl instruction_set::State for State {
         })
     }
 
+    fn removes_record(&self, call: &Instruction) -> bool {
+        self.record == Record::Set && call.flow_control() == FlowControl::IndirectCall
+    }
+
     fn advance(
         &mut self,
         instruction: &Instruction,
@@ -215,13 +239,23 @@ impl instruction_set::State for State {
     ) -> bool {
         match instruction.flow_control() {
             FlowControl::Next if instruction.mnemonic() == Mnemonic::Hlt => return false,
-            FlowControl::Next => self.execute(instruction, info),
+            FlowControl::Next => {
+                let record = self.next_record(instruction);
+                self.execute(instruction, info);
+                self.record = record;
+            }
             FlowControl::ConditionalBranch | FlowControl::XbeginXabortXend => {}
             // It finds its own address so.
             FlowControl::Call if instruction.near_branch_target() == instruction.next_ip() => {
                 self.push(None, 8);
             }
-            FlowControl::Call | FlowControl::IndirectCall => self.call(),
+            FlowControl::Call | FlowControl::IndirectCall => {
+                let removes_record = self.removes_record(instruction);
+                self.call();
+                if removes_record {
+                    self.remove_record();
+                }
+            }
             // A system call.
             FlowControl::Interrupt if instruction.mnemonic() != Mnemonic::Int3 => {
                 self.registers[0] = None;
@@ -243,6 +277,35 @@ impl State {
         let base = number(instruction.memory_base())?;
         let distance = instruction.memory_displacement64() as i64;
         self.registers[base]?.moved(distance)
+    }
+
+    /// Returns whether the frame pointer leads to the function's frame, in which the caller's is.
+    fn has_own_frame(&self) -> bool {
+        self.registers[RBP] == Some(FRAME) && self.callers[FRAME_POINTER] == CallersValue::At(FRAME)
+    }
+
+    /// What is known of a record behind an instruction.
+    fn next_record(&self, instruction: &Instruction) -> Record {
+        let names_frame_pointer = instruction.op0_register().full_register() == Register::RBP;
+        let is_set =
+            instruction.mnemonic() == Mnemonic::Mov && instruction.op1_register() == Register::RSP;
+        match (self.record, instruction.mnemonic()) {
+            (Record::None, Mnemonic::Push) if names_frame_pointer && self.has_own_frame() => {
+                Record::Pushed(1)
+            }
+            (Record::Pushed(1), Mnemonic::Push) if names_frame_pointer => Record::Pushed(2),
+            (Record::Pushed(2), _) if names_frame_pointer && is_set => Record::Set,
+            // What is pushed later is not part of it.
+            (Record::Set, _) if !names_frame_pointer => Record::Set,
+            _ => Record::None,
+        }
+    }
+
+    /// Goes on behind a call that has removed the record.
+    fn remove_record(&mut self) {
+        self.registers[RSP] = self.registers[RBP].and_then(|record| record.moved(16));
+        self.registers[RBP] = Some(FRAME);
+        self.record = Record::None;
     }
 
     fn set(&mut self, register: usize, value: Option<Place>) {
