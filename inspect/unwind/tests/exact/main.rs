@@ -345,6 +345,70 @@ fn stacks_of_programs_without_tables_are_right_at_every_instruction() {
     }
 }
 
+/// The frame pointer leads through code of no file, whose caller's is then that of the caller's own frame, as SBCL's.
+#[test]
+fn functions_have_their_callers_behind_calls_that_remove_a_frame_record() {
+    let Some(program) = Compiler::gcc().program(&["records.c"], &["-O2", "-rdynamic"]) else {
+        return;
+    };
+    for (name, when) in [
+        ("enter", MakeRules::Before),
+        ("enter", MakeRules::OnDemand),
+        ("enter_without_tables", MakeRules::Before),
+        ("enter_without_tables", MakeRules::OnDemand),
+    ] {
+        let mut tracee = Tracee::start(&mut Command::new(&program));
+        let files = FileCache::new();
+        let dictionary = Arc::new(Dictionary::new());
+        let target = LiveProcess::new(&tracee.process, &tracee.memory);
+        let modules = Modules::read(&target, &files).expect("it lives");
+        let (module, start) = modules.address_of(&target, name).expect("the function");
+        let symbol = module.symbol(&target, name).expect("it was read");
+        let function = start..start + symbol.expect("it is there").size;
+        tracee.run_to(start);
+        let target = LiveProcess::new(&tracee.process, &tracee.memory);
+        let code = CodeMap::read(&target, &files, &dictionary, when).expect("it lives");
+        let mut frames = Vec::new();
+        let mut walked = |tracee: &Tracee| {
+            let end = walk(&registers(tracee), &code, &tracee.memory, 100, &mut frames);
+            (frames.iter().map(|it| it.address).collect::<Vec<_>>(), end)
+        };
+        let (callers, end) = walked(&tracee);
+        assert_eq!(end, StackEnd::Start);
+        let (mut inside, mut own) = (0, 0);
+        while tracee.step() == Step::Instruction && tracee.registers.rip != callers[1] {
+            let at = tracee.registers.rip;
+            let (found, end) = walked(&tracee);
+            if function.contains(&at) {
+                own += 1;
+                assert_eq!(
+                    (&found[1..], end),
+                    (&callers[1..], StackEnd::Start),
+                    "{name}"
+                );
+                continue;
+            }
+            match at % 4096 {
+                // The place is still empty: it holds the frame pointer.
+                0 => assert_ne!(end, StackEnd::Start),
+                // The frame pointer is that of the caller. Without rules, nothing shows it.
+                0x11 => {}
+                _ => {
+                    inside += 1;
+                    assert!(function.contains(&found[1]), "{name}: {found:x?}");
+                    assert_eq!(
+                        (&found[2..], end),
+                        (&callers[1..], StackEnd::Start),
+                        "{name}"
+                    );
+                }
+            }
+        }
+        // lea to pop, and push to call, mov to ret.
+        assert_eq!((inside, own), (5, 14), "{name}");
+    }
+}
+
 /// Symbols are resolved when they are first called: through the procedure linkage table's header.
 #[test]
 fn stacks_in_linkage_tables_of_every_linker_are_right() {
