@@ -179,3 +179,53 @@ fn drain(
         *left -= length as u64;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+
+    fn read(format: CompressionFormat, bytes: &[u8], uncompressed_size: u64) -> Option<Vec<u8>> {
+        let mut file = File::from(memfd_create(c"test", MemfdFlags::CLOEXEC).unwrap());
+        file.write_all(bytes).unwrap();
+        let range = CompressedFileRange {
+            format,
+            offset: 0,
+            compressed_size: bytes.len() as u64,
+            uncompressed_size,
+        };
+        let mut found = Vec::new();
+        let is_whole = Bytes(range).read(&file, |part| {
+            found.extend_from_slice(part);
+            Ok(())
+        });
+        is_whole.unwrap().then_some(found)
+    }
+
+    /// Linkers compress a section without contents like others, if they are told to compress all.
+    #[test]
+    fn an_empty_section_is_whole_and_empty() {
+        let zstd = CompressionFormat::Zstandard;
+        // RFC 8878: a frame that says that it has no contents, of one raw block without any; the same with a window, and a checksum.
+        let frames: [&[u8]; 3] = [
+            &[0x28, 0xb5, 0x2f, 0xfd, 0x20, 0, 1, 0, 0],
+            &[0x28, 0xb5, 0x2f, 0xfd, 0, 0x38, 1, 0, 0],
+            &[
+                0x28, 0xb5, 0x2f, 0xfd, 0x24, 0, 1, 0, 0, 0x99, 0xe9, 0xd8, 0x51,
+            ],
+        ];
+        for frame in frames {
+            assert_eq!(read(zstd, frame, 0), Some(Vec::new()), "{frame:x?}");
+            // Contents that are missing are damage.
+            assert_eq!(read(zstd, frame, 1), None, "{frame:x?}");
+        }
+        // zlib's stream of nothing.
+        let zlib = [0x78, 0x9c, 3, 0, 0, 0, 0, 1];
+        let format = CompressionFormat::Zlib;
+        assert_eq!(read(format, &zlib, 0), Some(Vec::new()));
+        assert_eq!(read(CompressionFormat::None, &[], 0), Some(Vec::new()));
+    }
+}
