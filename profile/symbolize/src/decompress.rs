@@ -205,7 +205,7 @@ mod tests {
         is_whole.unwrap().then_some(found)
     }
 
-    /// Linkers compress a section without contents like others, if they are told to compress all.
+    /// A linker with an option to compress debug information may do so with a section without contents.
     #[test]
     fn an_empty_section_is_whole_and_empty() {
         let zstd = CompressionFormat::Zstandard;
