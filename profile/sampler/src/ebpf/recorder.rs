@@ -374,8 +374,10 @@ fn pass_on_waits(
         if processes.is_before_exec(thread.0) {
             continue;
         }
-        if let Needs::LongerStacks { copied } = processes.wait(event, catalog, on_sample) {
-            waits.copy_more(thread, copied);
+        match processes.wait(event, catalog, on_sample) {
+            Needs::Nothing => {}
+            Needs::LongerStacks { copied } => waits.copy_more(thread, copied),
+            Needs::AnotherWalk => waits.walk_again(thread.0),
         }
     }
 }

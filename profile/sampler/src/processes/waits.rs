@@ -51,6 +51,8 @@ pub(crate) enum Needs {
     LongerStacks {
         copied: usize,
     },
+    /// The same once more: there was no time to walk the thread's stack.
+    AnotherWalk,
 }
 
 impl KnownWaits {
@@ -183,6 +185,8 @@ impl Processes {
                     needs = Needs::LongerStacks { copied };
                 }
                 (frames, end) = (walked.frames, Some(walked.end));
+            } else {
+                needs = Needs::AnotherWalk;
             }
         }
         let mut sample = self.sample_of(&snapshot, &frames, end, catalog);

@@ -88,7 +88,9 @@ fn described(catalog: &Catalog, sample: &Sample) -> Vec<String> {
 
 /// A process and its children, and theirs.
 fn with_children(pid: i32) -> Vec<i32> {
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    // One may have ended.
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    let children = children.unwrap_or_default();
     let children = children.split_whitespace().map(|it| it.parse().unwrap());
     [pid]
         .into_iter()
@@ -201,8 +203,10 @@ fn waits_of_python_reach_the_start() {
 const DEEP: &str = "
 import time
 def deep(levels):
-    sorted([0], key=lambda item: deep(levels - 1) if levels else time.sleep(86400) or item)
-sum(range(300_000_000))
+    sorted([0], key=lambda item: deep(levels - 1) if levels else repeat() or item)
+def repeat():
+    while True:
+        time.sleep(0.05)
 deep(40)
 ";
 
@@ -213,7 +217,6 @@ fn a_stack_that_is_longer_than_its_copies_is_read_while_its_thread_waits() {
         return;
     }
     let program = Program::start(Command::new(path).args(["-c", DEEP]));
-    wait_until_loaded(program.pid());
     let Some(mut sampler) = scan(program.pid()) else {
         return;
     };

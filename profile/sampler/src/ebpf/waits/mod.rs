@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aya::maps::{HashMap, MapData};
 use aya::programs::Iter;
@@ -60,6 +60,9 @@ const MAX_READERS: usize = 1024;
 const MAX_QUEUED: usize = 256;
 /// The longest time for which other samples wait for the waits of a scan, in nanoseconds: a fifth of what the rings have room for.
 const MAX_DELAY: u64 = 200_000_000;
+/// Time between two readings of waits of a process because a stack was not walked: at first, and at most.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(256);
 const PROGRAM: &str = "scan_thread";
 
 /// The scans of waiting threads.
@@ -79,6 +82,8 @@ pub(super) struct Waits {
     version: u32,
     /// The processes with stacks that are longer than their copies, and how much to copy of these, in bytes.
     cut: BTreeMap<i32, u32>,
+    /// When waits of a process may be read again because of a stack that was not walked, and the pause after that.
+    walked_again: BTreeMap<i32, (Instant, Duration)>,
 }
 
 impl Waits {
@@ -126,6 +131,7 @@ impl Waits {
             visits_all: false,
             version: 0,
             cut: BTreeMap::new(),
+            walked_again: BTreeMap::new(),
         };
         // The kernel may accept the program and refuse to run it. The recorder's own threads are no targets.
         let is_by_process = method == WaitMethod::ByProcess;
@@ -225,7 +231,22 @@ impl Waits {
         }
     }
 
-    /// Has waits read again of which stacks were cut.
+    /// Has the waits of a process read again, of which one has a stack that was not walked: after 1 s, 2 s, 4 s and so on, as
+    /// there may have been no time for it, or there is no walk of it.
+    pub(super) fn walk_again(&mut self, pid: i32) {
+        let now = Instant::now();
+        let first = (now, FIRST_PAUSE);
+        let (due, pause) = self.walked_again.entry(pid).or_insert(first);
+        if now < *due {
+            return;
+        }
+        (*due, *pause) = (now + *pause, pause.saturating_mul(2).min(MAX_PAUSE));
+        let known = self.known.get(&pid.cast_unsigned());
+        let stack_size = known.map_or(DEFAULT_STACK, |it| it.stack_size);
+        self.cut.entry(pid).or_insert(stack_size);
+    }
+
+    /// Has waits read again of which stacks were cut, or not walked.
     pub(super) fn read_again(&mut self) {
         for (pid, stack_size) in std::mem::take(&mut self.cut) {
             let known = self.known.get(&pid.cast_unsigned());
@@ -239,6 +260,7 @@ impl Waits {
         let _ = self.targets.remove(&pid.cast_unsigned());
         self.known.remove(&pid.cast_unsigned());
         self.cut.remove(&pid);
+        self.walked_again.remove(&pid);
         self.shared.long_stacks(|it| it.remove(pid));
         self.shared.readers(|it| drop(it.remove(&pid)));
         if !self.visits_all {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Read};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -40,7 +41,11 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 /// The number of further walks that show which waits are still the same: see `IN_ORDER` in `bpf/waits.bpf.c`.
 const CHECKS: usize = if cfg!(target_arch = "x86_64") { 1 } else { 2 };
 /// Maximum number of threads whose stacks are read here.
-const MAX_LONG_STACKS: usize = 4096;
+const MAX_LONG_STACKS: usize = 1024;
+/// Maximum number of bytes of their stacks that are read for one portion of a scan.
+const MAX_LONG_READ: usize = 16 << 20;
+/// Scans after which threads that have ended are forgotten.
+const SCANS_BETWEEN_LOOKS: u64 = 256;
 /// The priority of the thread among the ones that run before all others (sched(7), `SCHED_FIFO`).
 const PRIORITY: libc::c_int = 1;
 
@@ -141,12 +146,15 @@ fn add_piece(stacks: &mut HashMap<(u32, u64), (u64, Vec<u8>), RandomState>, piec
 pub(super) struct LongStacks(HashSet<ThreadId, RandomState>);
 
 impl LongStacks {
-    /// Adds a thread. Returns false if it was added before.
+    /// Adds a thread. Returns false if it was added before, or there is no room.
     pub(super) fn insert(&mut self, thread: ThreadId) -> bool {
-        if self.0.len() >= MAX_LONG_STACKS {
-            self.0.clear();
-        }
-        self.0.insert(thread)
+        self.0.len() < MAX_LONG_STACKS && self.0.insert(thread)
+    }
+
+    /// Forgets threads that have ended.
+    fn remove_ended(&mut self) {
+        let exists = |(pid, tid): &ThreadId| Path::new(&format!("/proc/{pid}/task/{tid}")).exists();
+        self.0.retain(exists);
     }
 
     pub(super) fn remove(&mut self, pid: i32) {
@@ -249,12 +257,17 @@ impl Scanner {
         let shortest = 1_000_000_000 / u64::from(self.frequency);
         let mut period = shortest;
         let mut due = last;
+        let mut scans = 0_u64;
         while !self.shared.stop.load(Ordering::Relaxed) {
             due = due.max(monotonic().saturating_sub(period)) + period;
             random = next_random(random);
             let earliest = due - period / JITTER;
             self.sleep_until(earliest + random % (2 * period / JITTER).max(1));
             let seen = self.scan(monotonic().saturating_sub(last), false, &mut last);
+            scans += 1;
+            if scans.is_multiple_of(SCANS_BETWEEN_LOOKS) {
+                self.shared.long_stacks(LongStacks::remove_ended);
+            }
             period = shortest.max(seen.saturating_mul(1_000_000_000 / MAX_SCANS));
             self.shared.period.store(period, Ordering::Relaxed);
             self.shared.threads.store(seen, Ordering::Relaxed);
@@ -372,6 +385,7 @@ impl Scanner {
         let readers = self.shared.readers(|it| it.clone());
         let long_stacks = self.shared.long_stacks(|it| it.clone());
         let memory = &mut self.memory;
+        let mut room = MAX_LONG_READ;
         let has_runtimes = readers.values().any(|it| it.has_runtimes());
         if !memory.is_in_place && long_stacks.0.is_empty() && !has_runtimes {
             return readings;
@@ -383,7 +397,7 @@ impl Scanner {
             let thread = (head.pid.cast_signed(), head.tid.cast_signed());
             let reader = readers.get(&thread.0).map(Arc::as_ref);
             let pointer = thread_pointer(parts.clone());
-            let is_long = long_stacks.0.contains(&thread);
+            let is_long = room > 0 && long_stacks.0.contains(&thread);
             let needs_memory = memory.is_in_place || is_long;
             let event = needs_memory.then(|| decode(head, parts, &output.buffer));
             let reading = match event.flatten() {
@@ -392,6 +406,8 @@ impl Scanner {
                 }
                 _ => Reading::of_runtimes(reader, thread.1, pointer),
             };
+            let read = reading.stack.as_ref().filter(|_| is_long);
+            room = room.saturating_sub(read.map_or(0, |it| it.1.len()));
             if !reading.is_empty() {
                 readings.insert((head.tid, head.detail), reading);
             }
