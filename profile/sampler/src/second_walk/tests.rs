@@ -280,7 +280,14 @@ fn the_thread_that_walks_is_preferred_if_that_is_permitted() {
         nice_of("self")
     });
     let expected = raised.join().unwrap();
-    let (requests, answers) = start().unwrap();
+    let (requests, of_walker) = mpsc::sync_channel(1);
+    let (to_here, answers) = mpsc::channel();
+    let (send_id, ids) = mpsc::channel();
+    let walker = std::thread::spawn(move || {
+        // SAFETY: the call has no preconditions.
+        send_id.send(unsafe { libc::gettid() }).unwrap();
+        walker::run(&of_walker, &to_here);
+    });
     let registers = Registers::new(otelctx_reader::remote::Machine::own(), 0, 0).unwrap();
     let request = Request {
         number: 1,
@@ -289,19 +296,11 @@ fn the_thread_that_walks_is_preferred_if_that_is_permitted() {
         walkers: None,
     };
     requests.send(request).unwrap();
-    // By then, it runs.
+    // By then, it has raised its priority.
     answers.recv().unwrap();
-    let threads = std::fs::read_dir("/proc/self/task").unwrap();
-    let threads = threads.map(|thread| thread.unwrap().file_name().into_string().unwrap());
-    let is_walker = |thread: &String| {
-        let name = std::fs::read_to_string(format!("/proc/self/task/{thread}/comm"));
-        name.is_ok_and(|name| name == "otelctx-early\n")
-    };
-    let walkers: Vec<String> = threads.filter(is_walker).collect();
-    assert!(!walkers.is_empty());
-    for thread in walkers {
-        assert_eq!(nice_of(&thread), expected);
-    }
+    assert_eq!(nice_of(&ids.recv().unwrap().to_string()), expected);
+    drop(requests);
+    walker.join().unwrap();
 }
 
 /// The nice value of a thread of this process; `self` for the calling one.
