@@ -23,9 +23,6 @@ const THREADS: usize = 14;
 /// Maximum number of times that a thread is read until it runs its goroutine.
 const MAX_TRIES: usize = 500;
 
-/// Maximum number of core files until each thread ran its goroutine in one of them.
-const MAX_CORES: usize = 50;
-
 /// More goroutines than were read once.
 const PARKED: usize = 20_000;
 
@@ -108,31 +105,32 @@ fn compare_thread(thread: &RuntimeThread, (goid, labels): &(i64, Vec<String>), n
     assert_eq!(ids.flatten(), expected, "{name}");
 }
 
-/// Reads a thread once. `None`: Go has just interrupted its goroutine, as it does after 10 ms.
-fn read_once(thread: &Thread<'_>, present: &[Present]) -> Option<RuntimeThread> {
-    // On a busy machine, a thread may not stop in time.
-    let state = thread.state(present, None).ok()?;
-    let [RuntimeReading { thread: read, .. }] = &state.runtimes[..] else {
-        panic!("{state:?}")
-    };
-    let read = read.clone().unwrap();
-    fact(&read, "goid").is_some().then_some(read)
-}
-
 /// Reads a thread while it runs its goroutine.
 fn running(thread: &Thread<'_>, present: &[Present]) -> RuntimeThread {
     let read = (0..MAX_TRIES).find_map(|_| {
-        let read = read_once(thread, present);
-        read.is_none()
-            .then(|| std::thread::sleep(Duration::from_millis(10)));
-        read
+        // On a busy machine, a thread may not stop in time.
+        let state = thread.state(present, None).ok()?;
+        let [RuntimeReading { thread: read, .. }] = &state.runtimes[..] else {
+            panic!("{state:?}")
+        };
+        let read = read.clone().unwrap();
+        // Go may just interrupt a goroutine that has run for 10 ms.
+        let runs = fact(&read, "goid").is_some();
+        (!runs).then(|| std::thread::sleep(Duration::from_millis(10)));
+        runs.then_some(read)
     });
     read.expect("it runs its goroutine")
 }
 
 /// Compares each thread with what the program says about it.
 fn compare(mut process: Process, target: &Target, version: &str, name: &str) {
-    let present = check_version(&mut process, version, name);
+    let present = process.runtimes().unwrap();
+    let [go] = &present[..] else {
+        panic!("{name}: {present:?}")
+    };
+    let facts = go.process.as_ref().unwrap().facts();
+    let version = Value::String(format!("go{version}"));
+    assert_eq!(facts, [("version".to_owned(), version)], "{name}");
     let mut compared = 0;
     for thread in process.threads().unwrap() {
         let Some(said) = said(target, thread.tid()) else {
@@ -142,18 +140,6 @@ fn compare(mut process: Process, target: &Target, version: &str, name: &str) {
         compared += 1;
     }
     assert_eq!(compared, THREADS, "{name}");
-}
-
-/// Returns the runtime that was found, which has to be Go of this version.
-fn check_version(process: &mut Process, version: &str, name: &str) -> Arc<[Present]> {
-    let present = process.runtimes().unwrap();
-    let [go] = &present[..] else {
-        panic!("{name}: {present:?}")
-    };
-    let facts = go.process.as_ref().unwrap().facts();
-    let version = Value::String(format!("go{version}"));
-    assert_eq!(facts, [("version".to_owned(), version)], "{name}");
-    present
 }
 
 fn build(version: &str, cgo: bool, flags: &[&str]) -> Option<PathBuf> {
@@ -335,31 +321,16 @@ fn core_files_have_the_labels_of_threads() {
         let Some(program) = build(version, false, STRIPPED) else {
             continue;
         };
-        let target = Target::spawn(&mut Command::new(program));
-        // A goroutine that was interrupted remains so in a core file: another one has it running.
-        let mut compared = BTreeSet::new();
-        for _ in 0..MAX_CORES {
-            let Some(core) = directory.gcore(&target) else {
-                return;
-            };
-            let opened = CoreFile::open(&core, Path::new("/")).unwrap();
-            let mut process = Process::of_target(opened, options());
-            process.context().unwrap();
-            let present = check_version(&mut process, version, "core file");
-            for thread in process.threads().unwrap() {
-                let tid = thread.tid();
-                let said = said(&target, tid);
-                let read = said.and_then(|it| Some((it, read_once(&thread, &present)?)));
-                if let Some((said, read)) = read {
-                    compare_thread(&read, &said, "core file");
-                    compared.insert(tid);
-                }
-            }
-            std::fs::remove_file(core).unwrap();
-            if compared.len() == THREADS {
-                break;
-            }
-        }
-        assert_eq!(compared.len(), THREADS, "{version}");
+        // A goroutine that Go has just interrupted would remain so in a core file.
+        let mut command = Command::new(program);
+        let target =
+            Target::spawn(command.envs([("GODEBUG", "asyncpreemptoff=1"), ("GOMAXPROCS", "4")]));
+        let Some(core) = directory.gcore(&target) else {
+            return;
+        };
+        let core = CoreFile::open(&core, Path::new("/")).unwrap();
+        let mut process = Process::of_target(core, options());
+        process.context().unwrap();
+        compare(process, &target, version, "core file");
     }
 }
