@@ -26,6 +26,8 @@ pub(crate) struct Tally {
     pub(crate) whole: usize,
     pub(crate) compared: usize,
     pub(crate) unnamed: usize,
+    /// Functions that have called no other.
+    pub(crate) innermost: usize,
     /// Unnamed functions that have called another.
     pub(crate) unnamed_callers: usize,
     pub(crate) wrong: usize,
