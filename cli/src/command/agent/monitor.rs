@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use nix::unistd::{SysconfVar, sysconf};
-use otelctx_agent::{DropReason, Liveness, Queue, Volume};
+use otelctx_agent::{Counts as QueueCounts, DropReason, Liveness, Queue, Volume};
 use otelctx_profile::sample::Counts;
 use serde::Serialize;
 
@@ -107,8 +107,6 @@ impl Monitor {
     /// Returns all metrics in Prometheus's text format (version 0.0.4).
     pub(super) fn metrics(&self) -> String {
         let queue = self.queue.counts();
-        let recorder = self.recorder();
-        let progress = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mut text = Text::default();
         let version = env!("CARGO_PKG_VERSION");
         let info = format!("{{version=\"{version}\",method=\"{}\"}}", self.method);
@@ -118,6 +116,15 @@ impl Monitor {
             "The agent's version, and how it samples.",
             &[(info, 1)],
         );
+        self.add_counters(&mut text, &queue);
+        self.add_drops(&mut text, &queue);
+        self.add_gauges(&mut text, &queue);
+        text.0 + &process_metrics()
+    }
+
+    fn add_counters(&self, text: &mut Text, queue: &QueueCounts) {
+        let recorder = self.recorder();
+        let progress = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let one = |value| [(String::new(), value)];
         let mut counter = |name, help, value| text.family(name, "counter", help, &one(value));
         counter(
@@ -170,7 +177,10 @@ impl Monitor {
             "Attributes of samples that were left out, because there are too many names.",
             progress(&self.progress.limited_attributes),
         );
-        let overload = progress(&self.progress.dropped);
+    }
+
+    fn add_drops(&self, text: &mut Text, queue: &QueueCounts) {
+        let overload = self.progress.dropped.load(Ordering::Relaxed);
         let dropped = |of: fn(Volume) -> u64| {
             DropReason::ALL.map(|reason| (label(reason.name()), of(queue.dropped(reason))))
         };
@@ -181,6 +191,10 @@ impl Monitor {
         let help = "Messages that were dropped, by reason.";
         let messages = dropped(|it| it.messages);
         text.family("messages_dropped_total", "counter", help, &messages);
+    }
+
+    fn add_gauges(&self, text: &mut Text, queue: &QueueCounts) {
+        let one = |value| [(String::new(), value)];
         let mut gauge = |name, help, value| text.family(name, "gauge", help, &one(value));
         let waiting = queue.queued;
         gauge(
@@ -197,7 +211,7 @@ impl Monitor {
         gauge(
             "frequency_hertz",
             "Sampling frequency per CPU.",
-            progress(&self.frequency),
+            self.frequency.load(Ordering::Relaxed),
         );
         let sent = queue
             .last_sent
@@ -207,7 +221,6 @@ impl Monitor {
             "When the collector accepted a message last; 0 before that.",
             sent.unwrap_or_default().as_secs(),
         );
-        text.0 + &process_metrics()
     }
 }
 
