@@ -35,6 +35,8 @@ const CAP_CHECKPOINT_RESTORE: u32 = 40;
 const MAX_CAPABILITIES: u32 = 64;
 /// `_LINUX_CAPABILITY_VERSION_3`
 const VERSION: u32 = 0x2008_0522;
+/// Above this value of `kernel.perf_event_paranoid`, distributions' kernels permit `perf_event_open` to `CAP_SYS_ADMIN` alone.
+const MAX_PARANOID_FOR_PERFMON: i32 = 2;
 /// Ports below need a capability.
 const FIRST_FREE_PORT: u16 = 1024;
 
@@ -67,14 +69,25 @@ pub(super) fn give_up(port: Option<u16>) -> Vec<String> {
 
 /// The set of capabilities that the agent needs, as bits.
 fn needed(port: Option<u16>) -> u64 {
+    let last = number("/proc/sys/kernel/cap_last_cap");
+    let paranoid = number("/proc/sys/kernel/perf_event_paranoid");
+    needed_where(port, last, paranoid)
+}
+
+/// The number in a file, if it has one.
+fn number(path: &str) -> Option<i32> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// The same, given the last capability that the kernel knows, and `kernel.perf_event_paranoid`.
+fn needed_where(port: Option<u16>, last: Option<i32>, paranoid: Option<i32>) -> u64 {
     let mut set = KEPT.iter().fold(0, |set, it| set | 1 << it);
     if port.is_some_and(|it| (1..FIRST_FREE_PORT).contains(&it)) {
         set |= 1 << CAP_NET_BIND_SERVICE;
     }
-    let last = fs::read_to_string("/proc/sys/kernel/cap_last_cap");
-    let last: Option<u32> = last.ok().and_then(|it| it.trim().parse().ok());
-    if last.is_some_and(|it| it < CAP_BPF) {
-        // Before Linux 5.8, this one includes those for eBPF.
+    // Before Linux 5.8, this one includes those for eBPF.
+    let is_before_bpf = last.is_some_and(|it| it < CAP_BPF as i32);
+    if is_before_bpf || paranoid.is_some_and(|it| it > MAX_PARANOID_FOR_PERFMON) {
         set |= 1 << CAP_SYS_ADMIN;
     }
     set
@@ -155,6 +168,14 @@ mod tests {
             println!("skipped: without root, the bounding set stays");
         }
         assert_eq!(sets(), before);
+    }
+
+    #[test]
+    fn some_kernels_need_a_further_capability() {
+        let has = |last, paranoid| needed_where(None, last, paranoid) & 1 << CAP_SYS_ADMIN != 0;
+        assert!(!has(Some(40), Some(2)) && !has(Some(39), Some(-1)) && !has(None, None));
+        // Debian's and Ubuntu's values; a kernel before Linux 5.8.
+        assert!(has(Some(40), Some(3)) && has(Some(40), Some(4)) && has(Some(37), Some(2)));
     }
 
     #[test]
