@@ -44,6 +44,8 @@ struct Reply {
     addresses: Vec<u64>,
     functions: Vec<Vec<Function>>,
     identity: Identity,
+    /// Whether debug information was searched, too: without it, functions may be missing for now.
+    with_debug_info: bool,
 }
 
 /// Functions that are known, and requests for the others.
@@ -167,7 +169,10 @@ impl BackgroundNames {
         } else {
             self.named.insert(reply.key.clone());
             let both = reply.addresses.iter().zip(&reply.functions);
-            for (address, functions) in both.filter(|(_, it)| !is_transient(it)) {
+            let is_lasting = |functions: &[Function]| {
+                (reply.with_debug_info || !functions.is_empty()) && !is_transient(functions)
+            };
+            for (address, functions) in both.filter(|(_, it)| is_lasting(it)) {
                 self.known.add(&reply.key, *address, functions);
             }
         }
@@ -263,7 +268,8 @@ impl Resolver {
 
     fn reply(&mut self, request: Request, with_debug_info: bool) -> Reply {
         let query = SymbolQuery::new(&request.module, &request.process);
-        let symbols = match with_debug_info || request.module.is_kernel() {
+        let with_debug_info = with_debug_info || request.module.is_kernel();
+        let symbols = match with_debug_info {
             true => &mut self.symbols,
             false => &mut self.names_alone,
         };
@@ -273,6 +279,47 @@ impl Resolver {
             generation: request.generation,
             key: request.key,
             addresses: request.addresses,
+            with_debug_info,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use otelctx_agent::Liveness;
+    use otelctx_profile::sample::ModuleFiles;
+
+    use super::super::symbols::tests::settings;
+    use super::*;
+
+    #[test]
+    fn a_function_without_a_name_is_searched_again_if_debug_information_was_not() {
+        let shared = Arc::new(Mutex::new(settings(&[])));
+        let source = SymbolSource::new(shared, ModuleFiles::default(), Arc::default());
+        let (guard, _liveness) = Liveness::pair();
+        let start = BackgroundNames::start(source, Arc::default(), Arc::default(), guard);
+        let mut names = start.unwrap();
+        let named = Function {
+            name: "main".into(),
+            ..Function::default()
+        };
+        let reply = |addresses: [u64; 2], with_debug_info| Reply {
+            generation: 0,
+            key: (*b"file").into(),
+            addresses: addresses.into(),
+            functions: vec![vec![named.clone()], Vec::new()],
+            identity: Identity::default(),
+            with_debug_info,
+        };
+        names.add(&reply([1, 2], false));
+        let is_known = |names: &mut BackgroundNames, address| {
+            names.known.get(b"file", address).map(|it| it.len())
+        };
+        assert_eq!(is_known(&mut names, 1), Some(1));
+        assert_eq!(is_known(&mut names, 2), None);
+        names.add(&reply([3, 2], true));
+        assert_eq!(is_known(&mut names, 2), Some(0));
     }
 }

@@ -68,7 +68,7 @@ impl SymbolSource {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use clap::Parser as _;
 
     use super::super::settings::Arguments;
@@ -80,7 +80,7 @@ mod tests {
         arguments: Arguments,
     }
 
-    fn settings(arguments: &[&str]) -> Arc<Settings> {
+    pub(in super::super) fn settings(arguments: &[&str]) -> Arc<Settings> {
         let line = Line::parse_from([&["agent"], arguments].concat());
         Arc::new(Settings::read(&line.arguments).unwrap())
     }
