@@ -65,8 +65,8 @@ impl CpuBudget {
         }
     }
 
-    /// Decides at the end of a window, given the CPU time that was taken so far, and the part of a CPU that may be taken.
-    /// Returns another frequency if there should be one.
+    /// Decides at the end of a window, given the CPU time that was taken so far, and the part of a CPU that may be taken:
+    /// infinite without a budget. Returns another frequency if there should be one.
     pub(super) fn update(&mut self, now: Instant, used: Duration, part: f64) -> Option<Decision> {
         if !self.is_due(now) {
             return None;
@@ -74,7 +74,7 @@ impl CpuBudget {
         let (begun, before) = self.window.replace((now, used))?;
         let passed = now.saturating_duration_since(begun);
         let taken = used.saturating_sub(before).as_secs_f64() / passed.as_secs_f64();
-        if self.held.is_some_and(|it| now < it) {
+        if part.is_finite() && self.held.is_some_and(|it| now < it) {
             return None;
         }
         let before = self.lowered.take().filter(|_| taken > part);
@@ -167,6 +167,9 @@ mod tests {
         let mut budget = CpuBudget::new(99, Instant::now());
         let all = frequencies(&mut budget, 0.001, 1e-4, 0.003);
         assert_eq!(all, [99, 49, 23, 11, 7, 11, 11, 11]);
+        // Nothing holds it without a budget.
+        let free = frequencies(&mut budget, f64::INFINITY, 1e-4, 0.003);
+        assert_eq!(free, [11, 21, 41, 81, 99, 99, 99, 99]);
         let mut low = CpuBudget::new(3, Instant::now());
         assert_eq!(frequencies(&mut low, 0.001, 1e-6, 0.01), [3; 8]);
     }

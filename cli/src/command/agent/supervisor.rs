@@ -66,17 +66,20 @@ impl Supervisor {
         let resolving = self.monitor.progress.resolving.load(Ordering::Relaxed);
         let used = cpu_time::of_process().saturating_sub(Duration::from_nanos(resolving));
         let in_kernel = sampler.kernel_time().map_or(Duration::ZERO, |it| it.0);
-        let part = current(&self.settings).cpu_budget?;
-        let decision = budget.update(now, used + in_kernel, part)?;
+        // Without a budget, a frequency that was lowered goes up again.
+        let part = current(&self.settings).cpu_budget;
+        let decision = budget.update(now, used + in_kernel, part.unwrap_or(f64::INFINITY))?;
         let frequency = decision.frequency;
         let taken = format!("{:.2} % of a CPU", 100.0 * decision.taken);
         let message = if decision.is_back {
             format!(
                 "sampling at {frequency} Hz again: at a lower frequency, the agent took {taken}, too"
             )
-        } else {
+        } else if let Some(part) = part {
             let of = format!("{:.2} % (cpu-budget)", 100.0 * part);
             format!("sampling at {frequency} Hz from now on: the agent took {taken}, of {of}")
+        } else {
+            format!("sampling at {frequency} Hz from now on: there is no cpu-budget")
         };
         notices::say(&self.notices, &message, None);
         self.monitor
