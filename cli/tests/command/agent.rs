@@ -345,7 +345,12 @@ fn an_agent_that_takes_too_much_samples_less_often_and_each_profile_has_its_peri
         println!("skipped: eBPF is not permitted");
         return;
     }
-    agent.wait_for("sampling at 49 Hz from now on: the agent took ");
+    // How much lower depends on what the machine is busy with.
+    let line = agent.wait_for(" Hz from now on: the agent took ");
+    let (_, frequency) = line.split_once("sampling at ").unwrap();
+    let (frequency, _) = frequency.split_once(' ').unwrap();
+    let frequency: i64 = frequency.parse().unwrap();
+    assert!(frequency < 99, "{line}");
     let sent = agent.metrics()["otelctx_messages_sent_total"];
     agent.wait_until("otelctx_messages_sent_total", sent + 3.0);
     agent.end();
@@ -360,7 +365,7 @@ fn an_agent_that_takes_too_much_samples_less_often_and_each_profile_has_its_peri
     // Never two in a message, whose samples stand for one of them.
     assert!(periods.iter().all(|it| it.len() == 1), "{periods:?}");
     assert!(
-        periods.contains(&[1_000_000_000 / 49].into()),
+        periods.contains(&[1_000_000_000 / frequency].into()),
         "{periods:?}"
     );
 }
