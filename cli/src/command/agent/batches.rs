@@ -149,6 +149,9 @@ impl Work {
     fn run(mut self, batches: &Receiver<Vec<Recording>>) {
         for batch in batches {
             self.progress.begun.store(monotonic(), Ordering::Relaxed);
+            // One time for all parts: together they have an interval.
+            let interval = current(&self.settings).interval;
+            self.names.begin(interval.mul_f64(WAIT_PART).min(MAX_WAIT));
             batch.into_iter().for_each(|part| self.encode(part));
             self.tables.write_if_due();
             self.progress.begun.store(0, Ordering::Relaxed);
@@ -178,8 +181,6 @@ impl Work {
         let add = |counter: &AtomicU64, number| counter.fetch_add(number, Ordering::Relaxed);
         add(&self.progress.limited_values, limited.values);
         add(&self.progress.limited_attributes, limited.attributes);
-        self.names
-            .begin(settings.interval.mul_f64(WAIT_PART).min(MAX_WAIT));
         let profile = Profile::new(batch, &mut self.names);
         let mut options = Options::default();
         options

@@ -62,7 +62,7 @@ pub(super) struct BackgroundNames {
     pending: HashSet<Box<[u8]>>,
     /// Modules with a function that is known.
     named: HashSet<Box<[u8]>>,
-    /// The time until which the current message may wait.
+    /// The time until which the current batch may wait.
     deadline: Instant,
     is_ending: Arc<AtomicBool>,
     /// For code without files, such as the vDSO's: found at once.
@@ -104,7 +104,7 @@ impl BackgroundNames {
         })
     }
 
-    /// Begins a message, which may wait for functions for this time.
+    /// Begins a batch, which may wait for functions for this time.
     pub(super) fn begin(&mut self, time: Duration) {
         let now = Instant::now();
         self.deadline = now + time;
