@@ -25,8 +25,10 @@ const MAX_FOLDERS: usize = 100_000;
 #[derive(Debug)]
 pub(super) struct ParquetFiles {
     directory: PathBuf,
-    /// The agent's own folder in it, for messages and unfinished tables.
+    /// The agent's own folder in it, for unfinished tables.
     own: PathBuf,
+    /// The folder of the messages in that.
+    kept: PathBuf,
     host: String,
     interval: Duration,
     /// Number of messages, and their size.
@@ -45,6 +47,7 @@ impl ParquetFiles {
         fs::create_dir_all(&own)?;
         let mut files = Self {
             directory: directory.to_owned(),
+            kept: own.join("messages"),
             own,
             host,
             interval,
@@ -52,7 +55,9 @@ impl ParquetFiles {
             bytes: 0,
             begun: None,
         };
-        // Of an agent that was killed, or has ended in time.
+        // Of an agent that was killed while it removed them.
+        remove(&files.done())?;
+        // Of one that was killed earlier, or has ended in time.
         while let Ok(metadata) = files.message_path(files.messages + 1).metadata() {
             files.messages += 1;
             files.bytes += metadata.len();
@@ -63,7 +68,7 @@ impl ParquetFiles {
 
     /// Returns the path of a message, from 1: those of the parts of one recording.
     fn message_path(&self, number: u32) -> PathBuf {
-        let first = self.own.join("messages.otlp");
+        let first = self.kept.join("messages.otlp");
         match number {
             1 => first,
             number => Format::part_path(&first, number as usize),
@@ -77,6 +82,7 @@ impl ParquetFiles {
         }
         let path = self.message_path(self.messages + 1);
         let unfinished = self.own.join("unfinished");
+        fs::create_dir_all(&self.kept)?;
         fs::write(&unfinished, message)?;
         fs::rename(unfinished, path)?;
         self.messages += 1;
@@ -128,13 +134,21 @@ impl ParquetFiles {
         remove(new)
     }
 
-    /// Removes all messages, the newest one first: what is left is a whole recording.
+    /// Removes all messages, at once: a part of them would replace the table of all, if the agent is killed meanwhile.
     fn forget(&mut self) -> io::Result<()> {
-        for number in (1..=self.messages).rev() {
-            fs::remove_file(self.message_path(number))?;
+        let done = self.done();
+        remove(&done)?;
+        match fs::rename(&self.kept, &done) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            result => result?,
         }
         (self.messages, self.bytes, self.begun) = (0, 0, None);
-        Ok(())
+        remove(&done)
+    }
+
+    /// Returns the path of the folder of messages that are in a table.
+    fn done(&self) -> PathBuf {
+        self.own.join("done")
     }
 }
 
@@ -244,6 +258,28 @@ mod tests {
         second.forget().unwrap();
         assert_eq!(files(&folder), [""; 0]);
         assert_eq!((second.messages, second.begun), (0, None));
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn messages_that_are_in_a_table_are_removed_at_once_or_later() {
+        let folder = scratch("parquet-removed");
+        let mut first = open(&folder);
+        first.add(b"message").unwrap();
+        // As if it was killed while it removed them.
+        fs::rename(&first.kept, first.done()).unwrap();
+        drop(first);
+        let mut second = open(&folder);
+        assert_eq!((second.messages, second.done().exists()), (0, false));
+        second.add(b"message").unwrap();
+        // No folder: it can be removed by nothing that removes folders.
+        fs::write(second.done(), b"x").unwrap();
+        assert!(second.forget().is_err());
+        assert_eq!(second.messages, 1);
+        fs::remove_file(second.done()).unwrap();
+        second.forget().unwrap();
+        assert_eq!(second.messages, 0);
+        second.forget().unwrap();
         fs::remove_dir_all(folder).unwrap();
     }
 
