@@ -3,12 +3,14 @@
 //! Messages are kept in files until a table of some minutes is due: so small files do not accumulate, and what a killed agent
 //! has not written, the next one writes.
 
-use std::fs;
+use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
+use nix::fcntl::{Flock, FlockArg, OFlag};
 use otelctx_profile::report::Selection;
 use otelctx_profile::{Error, Format, Input, Options, convert};
 
@@ -30,6 +32,9 @@ pub(super) struct ParquetFiles {
     /// The folder of the messages in that.
     kept: PathBuf,
     host: String,
+    /// The host's name in the names of files.
+    name: String,
+    _lock: Flock<File>,
     interval: Duration,
     /// Number of messages, and their size.
     messages: u32,
@@ -39,17 +44,26 @@ pub(super) struct ParquetFiles {
 }
 
 impl ParquetFiles {
-    /// Opens a folder, which is created if it is missing. `host` names this machine's files.
+    /// Opens a folder for this process alone, which is created if it is missing. `host` names this machine's files.
     pub(super) fn open(directory: &Path, host: &str, interval: Duration) -> io::Result<Self> {
         let is_plain = |it: char| it.is_ascii_alphanumeric() || "-_.".contains(it);
-        let host: String = host.chars().filter(|it| is_plain(*it)).take(64).collect();
-        let own = directory.join(format!(".agent-{host}"));
+        let name: String = host.chars().filter(|it| is_plain(*it)).take(64).collect();
+        if name.is_empty() {
+            let why = format!(
+                "no file can be named after this host, {host:?}: set a name with --node-name"
+            );
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        let own = directory.join(format!(".agent-{name}"));
         fs::create_dir_all(&own)?;
+        let lock = lock(&own)?;
         let mut files = Self {
             directory: directory.to_owned(),
             kept: own.join("messages"),
             own,
-            host,
+            host: host.to_owned(),
+            name,
+            _lock: lock,
             interval,
             messages: 0,
             bytes: 0,
@@ -122,7 +136,7 @@ impl ParquetFiles {
         let first = self.message_path(1).metadata()?.modified()?;
         let since = first.duration_since(UNIX_EPOCH);
         let milliseconds = since.map_or(0, |it| it.as_millis());
-        let name = format!("part-{}-{milliseconds}.parquet", self.host);
+        let name = format!("part-{}-{milliseconds}.parquet", self.name);
         for hour in entries(new)? {
             for service in entries(&hour)? {
                 let below = service.strip_prefix(new).map_err(io::Error::other)?;
@@ -150,6 +164,23 @@ impl ParquetFiles {
     fn done(&self) -> PathBuf {
         self.own.join("done")
     }
+}
+
+/// Locks an agent's own folder.
+fn lock(own: &Path) -> io::Result<Flock<File>> {
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
+        .open(own.join("lock"))?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
+        nix::Error::EWOULDBLOCK => {
+            io::Error::other("another agent writes the Parquet files of this host there")
+        }
+        errno => errno.into(),
+    })
 }
 
 /// The folders in a folder; none if it is missing.
@@ -256,8 +287,26 @@ mod tests {
         assert_eq!((second.messages, second.bytes), (4, 7));
         assert_eq!(fs::read(second.message_path(4)).unwrap(), b"more");
         second.forget().unwrap();
-        assert_eq!(files(&folder), [""; 0]);
+        assert_eq!(files(&folder), [".agent-web-1/lock"]);
         assert_eq!((second.messages, second.begun), (0, None));
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_host_has_a_name_and_one_agent() {
+        let folder = scratch("parquet-host");
+        let first = open(&folder);
+        assert_eq!((&first.host[..], &first.name[..]), ("web-1/é", "web-1"));
+        let open = |host| ParquetFiles::open(&folder, host, Duration::ZERO);
+        let why = open("web-1").unwrap_err().to_string();
+        assert_eq!(
+            why,
+            "another agent writes the Parquet files of this host there"
+        );
+        drop(first);
+        open("web-1").unwrap();
+        let why = open("é").unwrap_err().to_string();
+        assert!(why.starts_with("no file can be named after this host, \"é\""));
         fs::remove_dir_all(folder).unwrap();
     }
 
@@ -309,7 +358,7 @@ mod tests {
             fs::write(part.join("part.parquet"), content).unwrap();
             tables.publish(&new).unwrap();
             let found = files(&folder);
-            let [_, table] = &found[..] else {
+            let [_lock, _message, table] = &found[..] else {
                 panic!("{found:?}");
             };
             let start = "hour=2026-11-30T13/service=shop/part-web-1-";
