@@ -191,8 +191,9 @@ impl Work {
             .clone_from(&settings.attributes.drop);
         let mut messages = profile.otlp_messages(&options, self.message_size);
         while let Some(message) = messages.next() {
-            self.tables.add(&message);
-            self.queue.push(message, messages.samples() as u64);
+            let samples = messages.samples() as u64;
+            self.tables.add(&message, samples);
+            self.queue.push(message, samples);
         }
     }
 }

@@ -23,6 +23,14 @@ const MAX_KEPT: u64 = 256 << 20;
 /// Maximum number of folders of an hour and a service whose files are moved.
 const MAX_FOLDERS: usize = 100_000;
 
+/// Messages that are in no table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Discarded {
+    messages: u32,
+    /// Number of samples in those of this process.
+    samples: u64,
+}
+
 /// Collects messages, and writes tables.
 #[derive(Debug)]
 pub(super) struct ParquetFiles {
@@ -39,6 +47,8 @@ pub(super) struct ParquetFiles {
     /// Number of messages, and their size.
     messages: u32,
     bytes: u64,
+    /// Number of samples in messages of this process, not of an earlier one.
+    samples: u64,
     /// When the oldest message was added.
     begun: Option<Instant>,
 }
@@ -67,6 +77,7 @@ impl ParquetFiles {
             interval,
             messages: 0,
             bytes: 0,
+            samples: 0,
             begun: None,
         };
         // Of an agent that was killed while it removed them.
@@ -89,9 +100,13 @@ impl ParquetFiles {
         }
     }
 
-    /// Adds a message, an encoded `ProfilesData`.
-    fn add(&mut self, message: &[u8]) -> io::Result<()> {
-        if self.bytes >= MAX_KEPT {
+    /// Adds a message, an encoded `ProfilesData` with this number of samples. Returns what was discarded to make room for it.
+    fn add(&mut self, message: &[u8], samples: u64) -> io::Result<Option<Discarded>> {
+        let discarded = (self.bytes >= MAX_KEPT).then_some(Discarded {
+            messages: self.messages,
+            samples: self.samples,
+        });
+        if discarded.is_some() {
             self.forget()?;
         }
         let path = self.message_path(self.messages + 1);
@@ -101,8 +116,9 @@ impl ParquetFiles {
         fs::rename(unfinished, path)?;
         self.messages += 1;
         self.bytes += message.len() as u64;
+        self.samples += samples;
         self.begun.get_or_insert_with(Instant::now);
-        Ok(())
+        Ok(discarded)
     }
 
     /// Writes tables if it is time to. Returns true if it was.
@@ -156,7 +172,7 @@ impl ParquetFiles {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             result => result?,
         }
-        (self.messages, self.bytes, self.begun) = (0, 0, None);
+        (self.messages, self.bytes, self.samples, self.begun) = (0, 0, 0, None);
         remove(&done)
     }
 
@@ -210,16 +226,20 @@ pub(super) struct Tables {
 
 impl Tables {
     /// Adds a message. Without room for it, it is not in a table.
-    pub(super) fn add(&mut self, message: &[u8]) {
-        if let Some(files) = &mut self.files
-            && let Err(error) = files.add(message)
-        {
-            let message = format!(
-                "{}: {error}; some samples are not in Parquet files",
-                files.own.display()
-            );
-            self.say(message);
-        }
+    pub(super) fn add(&mut self, message: &[u8], samples: u64) {
+        let Some(files) = &mut self.files else {
+            return;
+        };
+        let added = files.add(message, samples);
+        let own = files.own.display();
+        let message = match added {
+            Ok(None) => return,
+            Ok(Some(Discarded { messages, samples })) => format!(
+                "{own}: {messages} messages that could not be written as Parquet are discarded, with {samples} samples that this agent took"
+            ),
+            Err(error) => format!("{own}: {error}; some samples are not in Parquet files"),
+        };
+        self.say(message);
     }
 
     /// Writes a table if it is time to.
@@ -277,13 +297,13 @@ mod tests {
     fn messages_of_an_agent_that_was_killed_are_kept() {
         let folder = scratch("parquet-kept");
         let mut first = open(&folder);
-        (0..3).for_each(|number| first.add(&[number]).unwrap());
+        (0..3).for_each(|number| assert_eq!(first.add(&[number], 1).unwrap(), None));
         // As if it was killed while it wrote another one.
         fs::write(first.own.join("unfinished"), b"x").unwrap();
         drop(first);
         let mut second = open(&folder);
         assert_eq!((second.messages, second.bytes), (3, 3));
-        second.add(b"more").unwrap();
+        second.add(b"more", 1).unwrap();
         assert_eq!((second.messages, second.bytes), (4, 7));
         assert_eq!(fs::read(second.message_path(4)).unwrap(), b"more");
         second.forget().unwrap();
@@ -314,13 +334,13 @@ mod tests {
     fn messages_that_are_in_a_table_are_removed_at_once_or_later() {
         let folder = scratch("parquet-removed");
         let mut first = open(&folder);
-        first.add(b"message").unwrap();
+        first.add(b"message", 1).unwrap();
         // As if it was killed while it removed them.
         fs::rename(&first.kept, first.done()).unwrap();
         drop(first);
         let mut second = open(&folder);
         assert_eq!((second.messages, second.done().exists()), (0, false));
-        second.add(b"message").unwrap();
+        second.add(b"message", 1).unwrap();
         // No folder: it can be removed by nothing that removes folders.
         fs::write(second.done(), b"x").unwrap();
         assert!(second.forget().is_err());
@@ -336,12 +356,16 @@ mod tests {
     fn messages_that_cannot_be_converted_are_bounded() {
         let folder = scratch("parquet-bound");
         let mut files = open(&folder);
-        files.add(b"this is no message").unwrap();
+        files.add(b"this is no message", 5).unwrap();
         assert!(files.write_if_due().is_err());
         assert_eq!(files.messages, 1);
         files.bytes = MAX_KEPT;
-        files.add(b"x").unwrap();
-        assert_eq!((files.messages, files.bytes), (1, 1));
+        let discarded = Discarded {
+            messages: 1,
+            samples: 5,
+        };
+        assert_eq!(files.add(b"x", 7).unwrap(), Some(discarded));
+        assert_eq!((files.messages, files.bytes, files.samples), (1, 1, 7));
         fs::remove_dir_all(folder).unwrap();
     }
 
@@ -350,7 +374,7 @@ mod tests {
     fn what_is_written_again_replaces_what_was_written() {
         let folder = scratch("parquet-again");
         let mut tables = open(&folder);
-        tables.add(b"message").unwrap();
+        tables.add(b"message", 1).unwrap();
         for content in ["first", "second"] {
             let new = tables.own.join("new");
             let part = new.join("hour=2026-11-30T13/service=shop");
