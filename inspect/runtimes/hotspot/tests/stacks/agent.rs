@@ -11,15 +11,17 @@ use otelctx_unwind::Registers;
 
 use crate::reader::Shown;
 
-/// `enum state`.
+/// `enum state`, below the number of the request.
 const WANTED: i32 = 1;
-const HELD: i32 = 3;
-const RELEASED: i32 = 4;
+const HELD: i32 = 4;
+const RELEASED: i32 = 5;
+const STATE_BITS: u32 = 3;
 /// Offsets in `struct shared`, and the sizes of its arrays.
 const THREAD: u64 = 4;
 const COUNT: u64 = 8;
 const REQUESTS: u64 = 12;
 const ANSWERS: u64 = 16;
+const GIVEN_UP: u64 = 20;
 const REGISTERS: u64 = 32;
 const CALLS: u64 = REGISTERS + 23 * 8;
 const MAX_CALLS: u64 = 1024;
@@ -29,12 +31,19 @@ const NAME_SIZE: u64 = 256;
 /// DWARF's numbers of the registers, in the order of `gregs`, up to the instruction pointer.
 const NUMBERS: [u8; 16] = [8, 9, 10, 11, 12, 13, 14, 15, 5, 4, 6, 3, 1, 0, 2, 7];
 
-/// Time after which a thread is not held: it is not in Java, or blocks signals.
+/// Time after which a request is given up: the thread does not run, or blocks signals. What is compared does not depend on it.
 const HOLD_TIMEOUT: Duration = Duration::from_millis(500);
 /// Time that names may take while the thread is held: one that a safepoint waits for keeps the agent from naming.
 const NAME_TIMEOUT: Duration = Duration::from_millis(20);
+/// Maximum number of requests in a row that are given up.
+const MAX_GIVEN_UP: usize = 100;
 
-pub(crate) struct Agent(File);
+pub(crate) struct Agent {
+    file: File,
+    /// The number of the last request for a thread, and how many in a row were given up.
+    request: i32,
+    given_up: usize,
+}
 
 /// What the virtual machine says of a thread.
 #[derive(Debug)]
@@ -51,17 +60,21 @@ impl Agent {
         let file = options.read(true).write(true).create(true).open(path);
         let file = file.unwrap();
         file.set_len(NAMES + MAX_CALLS * NAME_SIZE).unwrap();
-        Self(file)
+        Self {
+            file,
+            request: 0,
+            given_up: 0,
+        }
     }
 
     fn number(&self, at: u64) -> i32 {
         let mut bytes = [0; 4];
-        self.0.read_exact_at(&mut bytes, at).unwrap();
+        self.file.read_exact_at(&mut bytes, at).unwrap();
         i32::from_ne_bytes(bytes)
     }
 
     fn put(&self, at: u64, number: i32) {
-        self.0.write_all_at(&number.to_ne_bytes(), at).unwrap();
+        self.file.write_all_at(&number.to_ne_bytes(), at).unwrap();
     }
 
     fn wait(&self, timeout: Duration, is_done: impl Fn() -> bool) -> bool {
@@ -75,18 +88,42 @@ impl Agent {
         true
     }
 
-    /// Interrupts a thread, and returns its registers there. It waits until its calls are asked for.
-    pub(crate) fn hold(&self, thread: i32) -> Option<Registers> {
+    /// Sets the state of the newest request.
+    fn set(&self, state: i32) {
+        self.put(0, self.request << STATE_BITS | state);
+    }
+
+    /// Returns whether this is the state of the newest request.
+    fn is(&self, state: i32) -> bool {
+        self.number(0) == self.request << STATE_BITS | state
+    }
+
+    /// Interrupts a thread, and returns its registers there. It waits until its calls are asked for. `None` if it does not get to
+    /// run.
+    ///
+    /// # Panics
+    ///
+    /// If that is so too often in a row, or the agent does not answer.
+    pub(crate) fn hold(&mut self, thread: i32) -> Option<Registers> {
+        self.request += 1;
         self.put(THREAD, thread);
-        self.put(0, WANTED);
-        if !self.wait(HOLD_TIMEOUT, || self.number(0) == HELD) {
-            self.put(0, RELEASED);
-            return None;
+        self.set(WANTED);
+        if !self.wait(HOLD_TIMEOUT, || self.is(HELD)) {
+            self.put(GIVEN_UP, self.request);
+            // The thread may have begun to answer.
+            let is_over = self.wait(HANG_TIMEOUT, || self.is(HELD) || self.is(RELEASED));
+            assert!(is_over, "the agent does not give up a request");
+            if self.is(RELEASED) {
+                self.given_up += 1;
+                assert!(self.given_up < MAX_GIVEN_UP, "no thread can be held");
+                return None;
+            }
         }
+        self.given_up = 0;
         let word = |index: usize| {
             let mut bytes = [0; 8];
             let at = REGISTERS + 8 * index as u64;
-            self.0.read_exact_at(&mut bytes, at).unwrap();
+            self.file.read_exact_at(&mut bytes, at).unwrap();
             u64::from_ne_bytes(bytes)
         };
         let mut registers = Registers::new(Machine::own(), word(16), word(15)).unwrap();
@@ -102,7 +139,7 @@ impl Agent {
         self.put(REQUESTS, request);
         let is_answered = || self.number(ANSWERS) == request;
         self.wait(NAME_TIMEOUT, is_answered);
-        self.put(0, RELEASED);
+        self.set(RELEASED);
         let is_answered = self.wait(HANG_TIMEOUT, is_answered);
         assert!(is_answered, "the agent names no calls");
         let count = self.number(COUNT);
@@ -115,7 +152,7 @@ impl Agent {
     fn call(&self, index: u64) -> Option<Shown> {
         let mut text = [0; NAME_SIZE as usize];
         let at = NAMES + index * NAME_SIZE;
-        self.0.read_exact_at(&mut text, at).unwrap();
+        self.file.read_exact_at(&mut text, at).unwrap();
         let end = text.iter().position(|byte| *byte == 0)?;
         let text = std::str::from_utf8(&text[..end]).unwrap();
         let mut words = text.splitn(3, ' ');

@@ -64,7 +64,7 @@ fn compare(java: &Java, options: &[&str], walk: Walk, frames: usize) -> Option<T
         return None;
     }
     let shared = folder.0.join("shared");
-    let agent = Agent::create(&shared);
+    let mut agent = Agent::create(&shared);
     let mut command = java.command();
     let option = format!("-agentpath:{}={}", library.display(), shared.display());
     command.arg("-Xmx256m").args(options).arg(option);
