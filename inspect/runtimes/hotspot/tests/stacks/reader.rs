@@ -1,5 +1,6 @@
 //! The walk from outside.
 
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use otelctx_fixtures::{HANG_TIMEOUT, Random};
@@ -59,7 +60,8 @@ pub(crate) struct Reader {
 
 /// A stack as it was, and the rest of the process as it is.
 struct Copied<'r> {
-    start: u64,
+    /// The addresses from the first one that was copied up to the end of the stack.
+    stack: Range<u64>,
     bytes: Vec<u8>,
     now: &'r dyn Memory,
 }
@@ -71,11 +73,12 @@ const PAGE: u64 = 4096;
 impl Memory for Copied<'_> {
     fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
         let length = buffer.len();
-        let skip = address.checked_sub(self.start).unwrap_or(u64::MAX);
-        if skip >= 1 << 20 {
+        // Code may be right above the stack.
+        if !self.stack.contains(&address) {
             return self.now.read(address, buffer);
         }
-        let rest = self.bytes.get(skip as usize..).unwrap_or_default();
+        let skip = (address - self.stack.start) as usize;
+        let rest = self.bytes.get(skip..).unwrap_or_default();
         let found = rest.get(..length);
         buffer.copy_from_slice(found.ok_or(MemoryError::Unmapped { address, length })?);
         Ok(())
@@ -120,8 +123,8 @@ impl Reader {
         }
     }
 
-    /// Copies the stack of a thread that waits.
-    pub(crate) fn copy(&self, registers: &Registers) -> (u64, Vec<u8>) {
+    /// Copies the stack of a thread that waits, and returns its addresses.
+    pub(crate) fn copy(&self, registers: &Registers) -> (Range<u64>, Vec<u8>) {
         let lowest = registers.stack_pointer() - 256;
         let (start, mut bytes) = (lowest - lowest % PAGE, Vec::new());
         for at in (start..start + MAX_COPY).step_by(PAGE as usize) {
@@ -131,11 +134,23 @@ impl Reader {
                 Err(_) => break,
             }
         }
-        (start, bytes)
+        let mut end = start + bytes.len() as u64;
+        let mappings = self.process.mappings(&mut |mapping| {
+            if (mapping.start..mapping.end).contains(&start) {
+                end = mapping.end;
+            }
+            ControlFlow::Continue(())
+        });
+        mappings.unwrap();
+        (start..end, bytes)
     }
 
     /// Walks the stack of a thread that waits, or a copy of it.
-    pub(crate) fn walk(&mut self, registers: &Registers, copied: Option<(u64, Vec<u8>)>) -> Found {
+    pub(crate) fn walk(
+        &mut self,
+        registers: &Registers,
+        copied: Option<(Range<u64>, Vec<u8>)>,
+    ) -> Found {
         let found = self.walk_once(registers, copied.as_ref());
         if matches!(found.end, StackEnd::NotExecutable(_) | StackEnd::NoRows) {
             // Libraries are loaded while the program runs.
@@ -145,14 +160,18 @@ impl Reader {
         found
     }
 
-    fn walk_once(&mut self, registers: &Registers, copied: Option<&(u64, Vec<u8>)>) -> Found {
+    fn walk_once(
+        &mut self,
+        registers: &Registers,
+        copied: Option<&(Range<u64>, Vec<u8>)>,
+    ) -> Found {
         let target = LiveProcess::new(&self.process, &self.memory);
         let read = || CodeMap::read(&target, &self.files, &self.rules, MakeRules::OnDemand);
         let code = self.code.get_or_insert_with(|| read().unwrap());
         let generated = self.runtime.generated(&target);
         let walkers: Vec<Arc<dyn GeneratedCode>> = generated.into_iter().collect();
-        let copied = copied.map(|(start, bytes)| Copied {
-            start: *start,
+        let copied = copied.map(|(stack, bytes)| Copied {
+            stack: stack.clone(),
             bytes: bytes.clone(),
             now: &self.memory,
         });
