@@ -1,5 +1,6 @@
 //! The stacks of a default Java virtual machine, compared with the calls that the program itself prints.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
@@ -18,6 +19,10 @@ const THREAD: &str = "chain";
 const INNERMOST: [&str; 2] = ["Chain.spin", "Chain.step"];
 /// What calls them.
 const CALLER: &str = "Chain.grow";
+/// Part of the reasons why a stack ends in the virtual machine's code.
+const GENERATED: &str = "generated code";
+/// Part of the reason why a stack has not been walked: on a busy machine, a copy may have no room.
+const NOT_READY: &str = "not ready";
 /// The options of each way to execute methods: by default, interpreted, with each compiler alone.
 const OPTIONS: [&[&str]; 4] = [
     &[],
@@ -96,8 +101,8 @@ fn call(line: &str) -> Option<Shown> {
     Some((format!("{class}.{method}"), file.to_owned(), number.max(0)))
 }
 
-/// The methods of the thread's stack in an answer of `dump`, and whether the stack is complete.
-fn dumped(answer: &Value) -> (Vec<Shown>, Value) {
+/// The methods of the thread's stack in an answer of `dump`, and why it ends if it is not complete.
+fn dumped(answer: &Value) -> (Vec<Shown>, Option<String>) {
     let threads = answer["threads"].as_array().unwrap();
     let thread = threads.iter().find(|it| it["name"] == THREAD).unwrap();
     let stack = &thread["stack"];
@@ -108,26 +113,41 @@ fn dumped(answer: &Value) -> (Vec<Shown>, Value) {
         let line = it["line"].as_i64().unwrap_or_default();
         (text(&it["qualname"]), text(&it["file"]), line)
     };
-    (methods.map(shown).collect(), stack["complete"].clone())
+    let end = (stack["complete"] != true).then(|| text(&stack["end"]));
+    (methods.map(shown).collect(), end)
 }
 
 #[test]
 fn dump_shows_the_methods_of_java_with_their_lines_in_the_order_of_their_calls() {
+    let mut incomplete = BTreeMap::new();
+    let dumps = usual_or_all(4, 50);
     for options in OPTIONS {
         let Some(program) = Program::start(options) else {
             return;
         };
+        let mut complete = 0;
         // Each stops the thread at another instruction.
-        for _ in 0..usual_or_all(4, 50) {
+        for _ in 0..dumps {
             let pid = program.pid();
             let answer = otelctx(&["dump", &pid, "--stacks", "--json", "--deadline", "60"]);
             let answer = answer.expect(0).json();
             assert_eq!(answer["runtimes"]["jvm"]["error"], Value::Null);
-            let (methods, is_complete) = dumped(&answer);
-            program.assert_calls(&methods, &format!("{options:?}"));
-            assert_eq!(is_complete, true, "{options:?}: {methods:#?}");
+            let (methods, end) = dumped(&answer);
+            match end {
+                Some(end) => *incomplete.entry(end).or_insert(0) += 1,
+                None => {
+                    program.assert_calls(&methods, &format!("{options:?}"));
+                    complete += 1;
+                }
+            }
         }
+        assert!(complete > 0, "{options:?}: {incomplete:#?}");
     }
+    // At some instructions, the caller is not known.
+    let generated = incomplete.iter().filter(|it| it.0.contains(GENERATED));
+    let generated: usize = generated.map(|it| it.1).sum();
+    let is_rare = generated <= 2 + OPTIONS.len() * dumps / 50;
+    assert!(is_rare, "{incomplete:#?}");
 }
 
 /// Records the program, and compares the stack of each sample of its thread.
@@ -142,22 +162,28 @@ fn assert_recorded(options: &[&str], how: &[&str]) {
         let arguments = ["record", "-p", &pid, "-d", seconds, "-o", &path];
         otelctx(&[&arguments, how].concat()).expect(0);
         let stacks = stacks_with_kinds(&otlp::read(&path), THREAD);
-        let mut whole = 0;
+        let (mut whole, mut incomplete) = (0, BTreeMap::new());
         for stack in &stacks {
             // All that are of Java, but for the stubs of the virtual machine.
             let is_method =
                 |(frame, kind): &&(Shown, String)| kind == "jvm" && frame.0.contains('.');
             let methods = stack.iter().filter(is_method).map(|it| it.0.clone());
             let methods: Vec<Shown> = methods.collect();
-            let is_incomplete = |frame: &(Shown, String)| frame.0.0.starts_with("[incomplete: ");
-            // On a busy machine, a copy may have no room.
-            if !stack.iter().any(is_incomplete) {
-                program.assert_calls(&methods, &format!("{options:?} {how:?}"));
-                whole += 1;
+            let mut names = stack.iter().map(|frame| &frame.0.0);
+            match names.find(|name| name.starts_with("[incomplete: ")) {
+                Some(end) => *incomplete.entry(end.clone()).or_insert(0) += 1,
+                None => {
+                    program.assert_calls(&methods, &format!("{options:?} {how:?}"));
+                    whole += 1;
+                }
             }
         }
-        let is_enough = stacks.len() > 50 && 100 * whole >= 95 * stacks.len();
-        is_enough.then_some(()).ok_or((whole, stacks.len()))
+        let walked = incomplete.iter().filter(|it| !it.0.contains(NOT_READY));
+        let ended: usize = walked.map(|it| it.1).sum();
+        let generated = incomplete.iter().filter(|it| it.0.contains(GENERATED));
+        let generated: usize = generated.map(|it| it.1).sum();
+        let is_enough = whole > 50 && 100 * generated <= 5 * (whole + ended);
+        is_enough.then_some(()).ok_or((whole, incomplete))
     });
 }
 
