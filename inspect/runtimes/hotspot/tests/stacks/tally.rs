@@ -30,9 +30,8 @@ pub(crate) struct Tally {
     /// Stacks that differ, where the virtual machine lacks the innermost or the outermost methods, has others that are inlined
     /// in the innermost code, or says what the program does not do.
     pub(crate) decided: usize,
-    /// Stacks and methods that differ, and nothing decides.
+    /// Stacks that differ, and nothing decides.
     pub(crate) undecided: usize,
-    pub(crate) undecided_frames: usize,
     /// Stacks with calls that the program does not make.
     pub(crate) wrong: usize,
     pub(crate) shown: usize,
@@ -43,7 +42,7 @@ pub(crate) struct Tally {
 enum Compared {
     Equal,
     Decided,
-    Undecided(usize),
+    Undecided,
 }
 
 impl Tally {
@@ -68,9 +67,8 @@ impl Tally {
         match compare(found, calls) {
             Compared::Equal => self.equal += 1,
             Compared::Decided => self.decided += 1,
-            Compared::Undecided(frames) => {
+            Compared::Undecided => {
                 self.undecided += 1;
-                self.undecided_frames += frames;
                 self.show("undecided", found, calls);
             }
         }
@@ -93,7 +91,12 @@ impl Tally {
         let (incomplete, unnamed) = if is_old { (10, 20) } else { (5, 10) };
         assert!(self.incomplete <= max(self.stacks, incomplete), "{self}");
         assert!(self.unnamed <= max(self.frames, unnamed), "{self}");
-        assert!(self.undecided_frames <= 10 + max(self.frames, 1), "{self}");
+        assert!(self.undecided <= max(self.stacks, 10), "{self}");
+        assert!(self.decided <= max(self.stacks, 250), "{self}");
+        // Of up to half of the stacks, the virtual machine knows nothing.
+        assert!(4 * self.equal >= self.stacks, "{self}");
+        let compared = self.equal + self.decided + self.undecided;
+        assert!(10 * self.equal >= 7 * compared, "{self}");
         assert_eq!(self.wrong, 0, "{self}");
     }
 }
@@ -102,7 +105,7 @@ impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{}: {} stacks, {} incomplete; {} frames, {} unnamed; {} equal, {} unknown, {} decided, {} undecided with {} frames, {} wrong",
+            "{}: {} stacks, {} incomplete; {} frames, {} unnamed; {} equal, {} unknown, {} decided, {} undecided, {} wrong",
             self.what,
             self.stacks,
             self.incomplete,
@@ -112,7 +115,6 @@ impl fmt::Display for Tally {
             self.unknown,
             self.decided,
             self.undecided,
-            self.undecided_frames,
             self.wrong
         )
     }
@@ -138,7 +140,7 @@ fn compare(found: &Found, calls: &[Option<Shown>]) -> Compared {
         let mut lines = callers.filter_map(|(own, call)| own.shown.as_ref().zip(call.as_ref()));
         return match lines.all(|(own, call)| own.line == call.line) {
             true => Compared::Equal,
-            false => Compared::Undecided(1),
+            false => Compared::Undecided,
         };
     }
     let is_of = |frame: usize| methods.iter().take(own).all(|it| it.frame == frame);
@@ -155,6 +157,6 @@ fn compare(found: &Found, calls: &[Option<Shown>]) -> Compared {
     let is_stale = found.passes_on_exception;
     match in_innermost || lacks_innermost || is_early_end || is_impossible || is_stale {
         true => Compared::Decided,
-        false => Compared::Undecided(own.max(of_calls)),
+        false => Compared::Undecided,
     }
 }
