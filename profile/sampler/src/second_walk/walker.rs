@@ -87,14 +87,6 @@ impl Walker {
         let (copied, places) = (&*request.copied, &request.places[..]);
         let walkers = request.walkers.as_deref();
         let pointer = copied.registers.instruction_pointer();
-        let live = walkers.filter(|it| it.walkers.cover(pointer));
-        if live.is_some_and(|live| is_replaced(copied, live)) {
-            return Some(Walked {
-                frames: [Frame::instruction(pointer)].into(),
-                end: StackEnd::GeneratedCode,
-                stack_words: None,
-            });
-        }
         if !self.has_room() || self.dictionary.len() >= MANY_RULES {
             *self = Self::default();
         }
@@ -140,6 +132,15 @@ impl Walker {
             limit,
             &mut found,
         );
+        // Behind the walk: code that is replaced later has another description than the walk has found, and no name.
+        let live = walkers.filter(|it| it.walkers.cover(pointer));
+        if live.is_some_and(|live| is_replaced(copied, live)) {
+            return Some(Walked {
+                frames: [Frame::instruction(pointer)].into(),
+                end: StackEnd::GeneratedCode,
+                stack_words: None,
+            });
+        }
         let is_unknown = |frame: &otelctx_unwind::Frame| {
             let called = frame.address.wrapping_sub(frame.is_caller.into());
             let mut unknown = unknown.iter();
@@ -225,8 +226,10 @@ impl Walker {
 
 /// Returns true if other code is by now where the thread was: the runtime has thrown away the one that it executed.
 fn is_replaced(copied: &CopiedStack, live: &dyn Memory) -> bool {
-    /// Runtimes change calls and jumps in code: an address has at most these bytes.
+    /// Runtimes change calls, jumps and barriers in code: an address has at most these bytes.
     const MAX_CHANGED: usize = 8;
+    /// Number of equal bytes between two changes: other code has some equal bytes by chance.
+    const MIN_EQUAL: usize = 4;
     let pointer = copied.registers.instruction_pointer();
     let (start, code) = &copied.code;
     let skip = usize::try_from(pointer.wrapping_sub(*start)).ok();
@@ -235,11 +238,18 @@ fn is_replaced(copied: &CopiedStack, live: &dyn Memory) -> bool {
     if live.read(pointer, &mut now).is_err() {
         return !code.is_empty();
     }
-    let differs = |at: &usize| code[*at] != now[*at];
-    let first = (0..code.len()).find(differs);
-    let last = (0..code.len()).rfind(differs);
-    let changed = first.zip(last).map(|(first, last)| last - first + 1);
-    changed.is_some_and(|changed| changed > MAX_CHANGED)
+    let mut changed: Option<Range<usize>> = None;
+    for at in (0..code.len()).filter(|at| code[*at] != now[*at]) {
+        let start = match &changed {
+            Some(before) if at - before.end < MIN_EQUAL => before.start,
+            _ => at,
+        };
+        if at - start >= MAX_CHANGED {
+            return true;
+        }
+        changed = Some(start..at + 1);
+    }
+    false
 }
 
 /// The copied stack, and code as the files have it.
