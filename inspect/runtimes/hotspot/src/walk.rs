@@ -261,8 +261,11 @@ impl Step<'_> {
             let is_left = match call {
                 // The call may call something else since then, but this is more likely left of an earlier one.
                 Some(call) => call == Call::Other,
-                // Of the interpreter, much is left.
-                None => self.of.codelets.contains(address) || pushed >= MAX_PUSHED,
+                // Of the interpreter, much is left, but hardly where the frame ends.
+                None if self.of.codelets.contains(address) => {
+                    pushed > 0 || !caller.get(RBP).is_some_and(|it| self.is_whole(it))
+                }
+                None => pushed >= MAX_PUSHED,
             };
             if !is_left && self.leads_on(&caller) {
                 return Ok(end);
@@ -324,6 +327,8 @@ impl Step<'_> {
             {
                 Some(Call::This)
             }
+            // Calls through method handles are passed on by code that has the kind of native methods.
+            Kind::Native => None,
             // The caller's own code passes the call on, or a stub that finds what is called.
             _ if (called.start..called.end).contains(&address) && target > entry => None,
             Kind::Stub(name) if RESOLVING.iter().any(|part| name.contains(part)) => None,
@@ -363,10 +368,11 @@ impl Step<'_> {
         if !self.is_innermost {
             return Ok(None);
         }
-        if let Some(caller) = self.entered(blob, entry)? {
+        // Code that is about to return has popped what it has pushed where it begins.
+        if let Some(caller) = self.left(&self.code_at(self.pc))? {
             return Ok(Some(caller));
         }
-        self.left(&self.code_at(self.pc))
+        self.entered(blob, entry)
     }
 
     /// The caller of code that has not completed its frame.

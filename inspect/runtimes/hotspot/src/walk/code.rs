@@ -16,7 +16,7 @@ pub(super) enum Entered {
     /// The stack pointer is moved, but the frame pointer is not saved.
     Unsaved,
     Complete,
-    /// The frame pointer is saved; what follows may have pushed more.
+    /// The frame pointer is saved, and what follows may have pushed more; or registers were pushed, and may have been popped.
     Unknown,
     /// This number of registers is pushed, and the frame pointer is the caller's.
     Registers(u64),
@@ -54,7 +54,11 @@ fn moved_stack_pointer(code: &[u8]) -> Option<usize> {
 /// Returns what code has done of its frame before the instruction at `at`, where `code` begins at its entry.
 pub(super) fn entered(code: &[u8], at: usize) -> Entered {
     if let Some(pushed) = pushed_registers(code, at) {
-        return Entered::Registers(pushed);
+        let before = code.get(..at).unwrap_or_default();
+        return match (0..before.len()).any(|at| leaves(&before[at..])) {
+            true => Entered::Unknown,
+            false => Entered::Registers(pushed),
+        };
     }
     let mut index = 0;
     while index < at {
@@ -120,6 +124,16 @@ fn pushed_registers(code: &[u8], at: usize) -> Option<u64> {
         pushed += u64::from(index <= at);
     }
     (all > 1).then_some(pushed)
+}
+
+/// Returns whether code pops a register, and returns or jumps then: what is behind that may be reached with nothing pushed.
+fn leaves(code: &[u8]) -> bool {
+    match code {
+        [0x58..=0x5f, rest @ ..] => {
+            matches!(rest, [0xc3 | 0xe9 | 0xeb, ..] | [0xff, 0xe0..=0xe7, ..])
+        }
+        _ => false,
+    }
 }
 
 /// Returns what is left of a frame that the next instructions remove. `None` if they do not.
@@ -286,6 +300,18 @@ mod tests {
         let registers = [0x57, 0x41, 0x50, 0x50, 0x90, 0x51];
         let found = at(&registers, &[0, 1, 3, 4, 6]);
         assert_eq!(found, [0, 1, 2, 3, 3].map(Entered::Registers));
+        // push %rdi; push %rsi; pop %rsi; pop %rdi; then it returns, jumps near and far, or by a register
+        for leave in [[0xc3, 0x90], [0xeb, 0], [0xe9, 0], [0xff, 0xe0]] {
+            let code = [&[0x57, 0x56, 0x5e, 0x5f][..], &leave, &[0x90; 2]].concat();
+            let found = at(&code, &[2, 4, 6]);
+            assert_eq!(
+                found,
+                [Entered::Registers(2), Entered::Registers(2), Unknown],
+                "{leave:x?}"
+            );
+        }
+        // Right behind the return.
+        assert_eq!(at(&[0x57, 0x56, 0x5e, 0x5f, 0xc3], &[5]), [Unknown]);
         // push %rbp; mov %rsp, %rbp; push %rax
         let found = at(&[0x55, 0x48, 0x8b, 0xec, 0x50], &[1, 4, 5]);
         assert_eq!(found, [Pushed, Pushed, Unknown]);

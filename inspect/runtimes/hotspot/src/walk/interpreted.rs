@@ -132,6 +132,25 @@ impl Step<'_> {
         Method::read(self.memory, &self.of.layout, self.word(slot).ok()?)
     }
 
+    /// The position in a method that its frame has saved.
+    fn position(&self, method: &Method, saved: u64) -> Option<u16> {
+        // JDK 8 has the position itself there while it collects garbage (`frame::interpreter_frame_bcx`).
+        let is_position =
+            self.of.layout.major == 8 && saved < method.code.1.saturating_sub(method.code.0);
+        let position = || u16::try_from(saved).ok().filter(|_| is_position);
+        method.position(saved).or_else(position)
+    }
+
+    /// Returns whether the interpreter's frame with this frame pointer has a method, and a place in that.
+    pub(super) fn is_whole(&self, frame_pointer: u64) -> bool {
+        let slot = 8 * self.of.layout.interpreter.bytecode_slot;
+        let saved = self.word(frame_pointer.wrapping_add_signed(slot));
+        let method = self.method_of(frame_pointer);
+        method.zip(saved.ok()).is_some_and(|(method, saved)| {
+            method.is_native || self.position(&method, saved).is_some()
+        })
+    }
+
     /// The caller of a method whose frame is complete.
     fn method_frame(&self) -> Result<GeneratedFrame, GeneratedEnd> {
         let frame_pointer = self.frame_pointer()?;
@@ -149,10 +168,7 @@ impl Step<'_> {
         // The register has the newest position, unless the code uses it for something else.
         let current = self.frame.get(R13).filter(|_| self.is_innermost);
         let position = current.and_then(|current| method.position(current));
-        let position = position.or_else(|| method.position(saved));
-        // JDK 8 has the position itself there while it collects garbage (`frame::interpreter_frame_bcx`).
-        let is_position = layout.major == 8 && saved < method.code.1.saturating_sub(method.code.0);
-        let position = position.or_else(|| u16::try_from(saved).ok().filter(|_| is_position));
+        let position = position.or_else(|| self.position(&method, saved));
         if position.is_none() && !method.is_native {
             return Err(GeneratedEnd::Unexpected(
                 "no place in the method in the interpreter",

@@ -161,11 +161,11 @@ impl Step<'_> {
     /// A thread that is interrupted in a stub whose frames have several sizes: it has one if the frame pointer is near, and
     /// leads back to generated code.
     pub(super) fn leaf(&self, blob: &Blob, stub: Record) -> Result<GeneratedFrame, GeneratedEnd> {
-        if let Some(caller) = self.pushed_registers(blob) {
-            return Ok(frame(caller, Some(stub)));
-        }
         let code = self.code_at(self.pc);
         if let Some(caller) = self.left(&code)? {
+            return Ok(frame(caller, Some(stub)));
+        }
+        if let Some(caller) = self.pushed_registers(blob) {
             return Ok(frame(caller, Some(stub)));
         }
         if code::pushes_frame_pointer(&code) {

@@ -70,8 +70,9 @@ fn a_stub_that_pushes_registers_alone_is_left_above_them() {
         (8, 2),
         (10, 0),
     ] {
-        let mut words = [0; 8];
-        words[pushed] = RETURN;
+        // There are other return addresses above.
+        let mut words = [RETURN; 8];
+        words[..pushed].fill(0);
         machine.put_u64(STACK, &words);
         let frame = registers(CODE + at, STACK + 64);
         let above = STACK + 8 * pushed as u64 + 8;
@@ -136,4 +137,22 @@ fn a_word_beside_a_frame_is_no_return_address_of_another_call() {
 /// The address of the name of compiled methods.
 fn machine_name() -> u64 {
     0x11_0040
+}
+
+#[test]
+fn a_call_through_a_method_handle_calls_any_code() {
+    const NATIVE_NAME: u64 = 0x11_0100;
+    let mut machine = machine();
+    machine.put(NATIVE_NAME, b"native nmethod\0");
+    machine.put_blob(STUB, NATIVE_NAME, 4, 8..12);
+    let distance = (CODE as i64 - RETURN as i64) as i32;
+    machine.put(RETURN - 5, &[0xe8]);
+    machine.put(RETURN - 4, &distance.to_le_bytes());
+    // Above, there is what an earlier call by a register has left.
+    machine.put(RETURN + 0x20 - 3, &[0x41, 0xff, 0xd2]);
+    let words = [1, 2, 3, RETURN, 7, RETURN + 0x20, 0, RETURN, 0, RETURN];
+    machine.put_u64(STACK, &words);
+    let frame = registers(BLOB_CODE + 0x40, 0);
+    let expected = (RETURN, Some(STACK + 32), Some(3));
+    assert_eq!(caller(&machine, &frame), expected);
 }
