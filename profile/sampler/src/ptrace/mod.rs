@@ -213,7 +213,7 @@ impl Recorder {
             self.processes.search_other_context(pid, snapshot.time);
             self.processes.decode_records(pid, &mut snapshot.runtimes);
         }
-        // Their stacks are copied up to `STACK_ROOM`, also those that are longer.
+        // Their stacks are copied up to `STACK_ROOM`, longer ones too.
         let _ = self.processes.wait(event, catalog, on_sample);
     }
 
