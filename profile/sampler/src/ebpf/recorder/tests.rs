@@ -494,8 +494,6 @@ fn processes_without_room_among_the_targets_are_counted() {
     assert_eq!(recorder.processes().counts().dropped_processes, 3);
 }
 
-/// The kernel disables a CPU's events when it goes offline. This simulates that, without taking a
-/// CPU offline.
 /// However busy the machine is, a CPU has at most one sample in each period.
 #[test]
 fn the_period_changes_while_sampling() {
@@ -539,6 +537,8 @@ fn the_period_changes_while_sampling() {
     samples(&mut recorder, changed, &is_faster);
 }
 
+/// The kernel disables a CPU's events when it goes offline. This simulates that, without taking a
+/// CPU offline.
 #[test]
 fn a_cpu_that_comes_back_is_sampled() {
     let Some(_target) = busy() else { return };
