@@ -599,7 +599,10 @@ fn labels_of_goroutines_are_counted() {
     let Some(program) = otelctx_fixtures::go_program("labels.go", &["-ldflags=-s -w"]) else {
         return;
     };
-    let target = Fixture::spawn(&mut Command::new(program));
+    // A goroutine that Go has just interrupted runs on no thread.
+    let mut command = Command::new(program);
+    command.envs([("GODEBUG", "asyncpreemptoff=1"), ("GOMAXPROCS", "4")]);
+    let target = Fixture::spawn(&mut command);
     let answer = check(target.pid().to_string());
     let findings = ["note no-process-context", "ok go-labels", "ok runtime"];
     assert_findings(&answer, &findings);
