@@ -61,8 +61,8 @@ const MAX_QUEUED: usize = 256;
 /// The longest time for which other samples wait for the waits of a scan, in nanoseconds: a fifth of what the rings have room for.
 const MAX_DELAY: u64 = 200_000_000;
 /// Time between two readings of waits of a process because a stack was not walked: at first, and at most.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const MAX_PAUSE: Duration = Duration::from_secs(256);
+const FIRST_RETRY_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(256);
 const PROGRAM: &str = "scan_thread";
 
 /// The scans of waiting threads.
@@ -82,7 +82,7 @@ pub(super) struct Waits {
     version: u32,
     /// The processes with stacks that are longer than their copies, and how much to copy of these, in bytes.
     cut: BTreeMap<i32, u32>,
-    /// When waits of a process may be read again because of a stack that was not walked, and the pause after that.
+    /// When waits of a process may be read again because of a stack that was not walked, and the interval after that.
     walked_again: BTreeMap<i32, (Instant, Duration)>,
 }
 
@@ -173,11 +173,10 @@ impl Waits {
 
     /// Adds a process, or updates the data about it.
     pub(super) fn insert(&mut self, pid: i32, target: Target, reader: Option<Reader>) {
-        let known = self.known.get(&pid.cast_unsigned()).copied();
         let stack_size = match self.method {
             // The recorder always copies all.
             WaitMethod::TwoWalks => STACK_ROOM as u32,
-            _ => known.map_or(DEFAULT_STACK, |it| it.stack_size),
+            _ => self.stack_size(pid),
         };
         self.set(pid, target, stack_size);
         let is_needed = |it: &Reader| self.method == WaitMethod::TwoWalks || it.has_runtimes();
@@ -200,6 +199,12 @@ impl Waits {
         }
     }
 
+    /// Returns how much is copied of each stack of a process, in bytes.
+    fn stack_size(&self, pid: i32) -> u32 {
+        let known = self.known.get(&pid.cast_unsigned());
+        known.map_or(DEFAULT_STACK, |it| it.stack_size)
+    }
+
     fn set(&mut self, pid: i32, target: Target, stack_size: u32) {
         let pid = pid.cast_unsigned();
         self.version = self.version.wrapping_add(1).max(1);
@@ -217,13 +222,12 @@ impl Waits {
     /// its copy, which has `copied` bytes. What is known of waits of the process that go on is read again, by
     /// [`Self::read_again`].
     pub(super) fn copy_more(&mut self, (pid, tid): ThreadId, copied: usize) {
-        let known = self.known.get(&pid.cast_unsigned()).copied();
-        let stack_size = known.map_or(DEFAULT_STACK, |it| it.stack_size);
-        let longer = longer(stack_size).filter(|_| self.method != WaitMethod::TwoWalks);
+        let stack_size = self.stack_size(pid);
         // A copy ends with a page. A shorter one is of before the last change, or there is no more to read.
         if copied + PAGE <= stack_size as usize {
             return;
         }
+        let longer = longer(stack_size).filter(|_| self.method != WaitMethod::TwoWalks);
         if let Some(longer) = longer {
             self.cut.insert(pid, longer);
         } else if self.shared.long_stacks(|it| it.insert((pid, tid))) {
@@ -235,14 +239,16 @@ impl Waits {
     /// there may have been no time for it, or there is no walk of it.
     pub(super) fn walk_again(&mut self, pid: i32) {
         let now = Instant::now();
-        let first = (now, FIRST_PAUSE);
-        let (due, pause) = self.walked_again.entry(pid).or_insert(first);
+        let first = (now, FIRST_RETRY_INTERVAL);
+        let (due, interval) = self.walked_again.entry(pid).or_insert(first);
         if now < *due {
             return;
         }
-        (*due, *pause) = (now + *pause, pause.saturating_mul(2).min(MAX_PAUSE));
-        let known = self.known.get(&pid.cast_unsigned());
-        let stack_size = known.map_or(DEFAULT_STACK, |it| it.stack_size);
+        (*due, *interval) = (
+            now + *interval,
+            interval.saturating_mul(2).min(MAX_RETRY_INTERVAL),
+        );
+        let stack_size = self.stack_size(pid);
         self.cut.entry(pid).or_insert(stack_size);
     }
 

@@ -45,7 +45,7 @@ const MAX_LONG_STACKS: usize = 1024;
 /// Maximum number of bytes of their stacks that are read for one portion of a scan.
 const MAX_LONG_READ: usize = 16 << 20;
 /// Scans after which threads that have ended are forgotten.
-const SCANS_BETWEEN_LOOKS: u64 = 256;
+const SCANS_PER_CLEANUP: u64 = 256;
 /// The priority of the thread among the ones that run before all others (sched(7), `SCHED_FIFO`).
 const PRIORITY: libc::c_int = 1;
 
@@ -86,9 +86,7 @@ impl Shared {
     ) -> T {
         change(&mut self.readers.lock().unwrap_or_else(PoisonError::into_inner))
     }
-}
 
-impl Shared {
     pub(super) fn long_stacks<T>(&self, change: impl FnOnce(&mut LongStacks) -> T) -> T {
         let stacks = self.long_stacks.lock();
         change(&mut stacks.unwrap_or_else(PoisonError::into_inner))
@@ -265,7 +263,7 @@ impl Scanner {
             self.sleep_until(earliest + random % (2 * period / JITTER).max(1));
             let seen = self.scan(monotonic().saturating_sub(last), false, &mut last);
             scans += 1;
-            if scans.is_multiple_of(SCANS_BETWEEN_LOOKS) {
+            if scans.is_multiple_of(SCANS_PER_CLEANUP) {
                 self.shared.long_stacks(LongStacks::remove_ended);
             }
             period = shortest.max(seen.saturating_mul(1_000_000_000 / MAX_SCANS));
