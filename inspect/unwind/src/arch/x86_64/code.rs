@@ -223,19 +223,16 @@ fn padding_end(code: &FunctionCode<'_>, at: u64, work: &mut CodeWork) -> Option<
     let Some(mut decoder) = decoder(code, at) else {
         return Some(None);
     };
-    let mut is_trap = false;
     while decoder.can_decode() && decoder.ip() - at < MAX_PADDING as u64 {
         work.take()?;
         let end = decoder.ip();
         // Two zeros are an instruction, but not one of a program's.
         let is_zero = code.from(end).is_some_and(|code| code.starts_with(&[0, 0]));
         match decoder.decode().mnemonic() {
-            Mnemonic::Add if is_zero => is_trap = true,
-            Mnemonic::Int3 => is_trap = true,
-            Mnemonic::Nop => {}
+            Mnemonic::Add if is_zero => {}
+            Mnemonic::Int3 | Mnemonic::Nop => {}
             _ => {
                 let is_padding = end > at;
-                let _ = is_trap;
                 return Some(is_padding.then_some(end));
             }
         }
