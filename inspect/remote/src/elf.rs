@@ -22,7 +22,7 @@ mod notes;
 pub(crate) mod sections;
 mod symbols;
 
-pub use go::{GoFunction, GoTable};
+pub use go::{GoCall, GoFunction, GoTable};
 pub use sections::Section;
 pub(crate) use symbols::FoundSymbol;
 pub use symbols::{ElfSymbol, NamedFunction, SymbolKind};

@@ -114,10 +114,14 @@ pub(crate) fn in_file(
     Ok(found)
 }
 
+/// A symbol at the first function of Go's code, which has a name of its own.
+const START_OF_GO: &str = "runtime.text";
+
 /// Names code that has no other name: stubs, and functions by the table of Go's runtime.
 fn add_other_functions(functions: &mut [Vec<Function>], file: &File, copy: &Copy, offsets: &[u64]) {
     let places = functions.iter_mut().zip(offsets);
     let places = places.filter_map(|(found, offset)| {
+        found.retain(|function| function.name != START_OF_GO);
         let address = found.is_empty().then(|| copy.address(*offset))??;
         Some((found, address))
     });
@@ -127,26 +131,36 @@ fn add_other_functions(functions: &mut [Vec<Function>], file: &File, copy: &Copy
     }
     let bytes = elf::FileBytes(file);
     let elf = elf::Elf::read(elf::Source::File(&bytes)).ok().flatten();
-    let functions_of_go = elf.and_then(|elf| GoTable::read(&elf).ok().flatten());
+    let functions_of_go = elf
+        .as_ref()
+        .and_then(|elf| GoTable::read(elf).ok().flatten());
+    let mut read = |address, buffer: &mut [u8]| {
+        let read = elf.as_ref().map(|elf| elf.read_at(address, buffer));
+        matches!(read, Some(Ok(())))
+    };
     let stubs = linkage::stubs(file, &addresses);
     for ((found, address), stub) in unnamed.iter_mut().zip(addresses).zip(stubs) {
         let stub = stub.map(|called| format!("{}@plt", demangle::demangle(&called)));
-        let function = || {
-            let function = functions_of_go.as_ref()?.function_at(address)?;
-            let (file, line) = function.line(address).unwrap_or_default();
-            let name = function.name().into_owned();
-            (!name.is_empty()).then(|| Function {
+        if let Some(name) = stub {
+            found.push(Function {
                 name,
-                file,
-                line,
                 ..Function::default()
-            })
-        };
-        let stub = stub.map(|name| Function {
-            name,
+            });
+            continue;
+        }
+        let function = functions_of_go
+            .as_ref()
+            .and_then(|it| it.function_at(address));
+        let calls = function
+            .into_iter()
+            .flat_map(|it| it.calls(address, &mut read));
+        let calls = calls.filter(|call| !call.name.is_empty());
+        found.extend(calls.map(|call| Function {
+            name: call.name.into_owned(),
+            file: call.file,
+            line: call.line,
             ..Function::default()
-        });
-        found.extend(stub.or_else(function));
+        }));
     }
 }
 

@@ -3,7 +3,11 @@
 //!
 //! It is that of Go 1.18 and later (`pcHeader`, `functab` and `_func` in Go's src/runtime).
 
-mod lines;
+mod calls;
+mod module;
+
+pub use calls::GoCall;
+use module::Module;
 
 use std::borrow::Cow;
 use std::ops::{ControlFlow, Range};
@@ -53,6 +57,8 @@ pub struct GoTable {
     header: Header,
     /// The address that the functions' addresses count from.
     text: u64,
+    /// The address that the offsets of what functions refer to count from, if it is known.
+    referred: Option<u64>,
     /// Size of the smallest instruction, in bytes.
     quantum: u64,
 }
@@ -97,6 +103,16 @@ impl GoTable {
     /// # Errors
     /// If the file cannot be read.
     pub fn read(elf: &Elf<'_>) -> Result<Option<Self>, ElfError> {
+        if let Some(module) = Module::find(elf)? {
+            let mut bytes = vec![0; module.size as usize];
+            elf.read_at(module.table, &mut bytes)?;
+            let found = Self::new(bytes, Some(module.text));
+            return Ok(found.map(|table| Self {
+                referred: module.referred,
+                ..table
+            }));
+        }
+        // Sections are enough where the structure is not found, as in versions to come.
         let [table, beside, text] = elf.sections_named([SECTIONS[0], SECTIONS[1], b".text"])?;
         let Some(section) = table.or(beside).filter(|it| it.size <= MAX_TABLE) else {
             return Ok(None);
@@ -109,25 +125,10 @@ impl GoTable {
     /// Reads a table, given the address of the program's entry point, and that of its code. `None` if it is not one of
     /// Go's, or its functions are not in the order of their addresses.
     pub fn parse(bytes: Vec<u8>, entry: u64, text: u64) -> Option<Self> {
-        let header = Header::parse(&bytes)?;
-        let quantum = *bytes.get(6).filter(|size| QUANTA.contains(size))?;
-        let mut table = Self {
-            bytes,
-            header,
-            text: header.text,
-            quantum: quantum.into(),
-        };
-        let mut last = 0;
-        for index in 0..=header.count {
-            let start = table.start(index)?;
-            if start < last {
-                return None;
-            }
-            last = start;
-        }
+        let mut table = Self::new(bytes, None)?;
         if table.text == 0 {
             // Position-independent programs, and all from Go 1.26 on. Go's own linker has only Go's code in the section.
-            let start = (0..header.count).find(|index| {
+            let start = (0..table.header.count).find(|index| {
                 let name = table
                     .place(*index)
                     .and_then(|place| table.name_bytes(place));
@@ -137,6 +138,28 @@ impl GoTable {
                 return None;
             }
             table.text = text;
+        }
+        Some(table)
+    }
+
+    /// Reads a table whose functions' addresses count from `text`, or from what its header says.
+    fn new(bytes: Vec<u8>, text: Option<u64>) -> Option<Self> {
+        let header = Header::parse(&bytes)?;
+        let quantum = *bytes.get(6).filter(|size| QUANTA.contains(size))?;
+        let table = Self {
+            bytes,
+            header,
+            text: text.unwrap_or(header.text),
+            referred: None,
+            quantum: quantum.into(),
+        };
+        let mut last = 0;
+        for index in 0..=header.count {
+            let start = table.start(index)?;
+            if start < last {
+                return None;
+            }
+            last = start;
         }
         Some(table)
     }
@@ -193,6 +216,19 @@ impl GoTable {
         let name = u32_at(&self.bytes, place.checked_add(NAME)?)? as usize;
         self.bytes.get(self.header.names.checked_add(name)?..)
     }
+
+    /// The name at an offset of the names, as Go's linker writes it into symbol tables; empty if there is none.
+    fn name_at(&self, offset: usize) -> Cow<'_, str> {
+        let at = self.header.names.checked_add(offset);
+        let name = at.and_then(|at| self.bytes.get(at..)).unwrap_or_default();
+        let name = &name[..name.len().min(MAX_NAME)];
+        let end = name.iter().position(|byte| *byte == 0);
+        let name = String::from_utf8_lossy(&name[..end.unwrap_or(name.len())]);
+        match name.contains('·') {
+            true => name.replace('·', ".").into(),
+            false => name,
+        }
+    }
 }
 
 impl<'a> GoFunction<'a> {
@@ -204,14 +240,9 @@ impl<'a> GoFunction<'a> {
     /// Its name, as Go's linker writes it into symbol tables (putelfsym in its elf.go); empty if it has none. Up to Go
     /// 1.20, it has `[...]` in the place of types.
     pub fn name(&self) -> Cow<'a, str> {
-        let name = self.table.name_bytes(self.place).unwrap_or_default();
-        let name = &name[..name.len().min(MAX_NAME)];
-        let end = name.iter().position(|byte| *byte == 0);
-        let name = String::from_utf8_lossy(&name[..end.unwrap_or(name.len())]);
-        match name.contains('·') {
-            true => name.replace('·', ".").into(),
-            false => name,
-        }
+        let offset = self.place.checked_add(NAME);
+        let offset = offset.and_then(|at| u32_at(&self.table.bytes, at));
+        offset.map_or_else(Cow::default, |offset| self.table.name_at(offset as usize))
     }
 
     /// Returns whether it is the first function of its stack. Go's runtime also takes handlers of signals for one, behind

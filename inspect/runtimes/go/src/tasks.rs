@@ -68,10 +68,11 @@ struct Reading<'a> {
     stack_frames: usize,
 }
 
-/// An instruction: its function, and the frame there.
+/// An instruction: its function, and the frames there.
 #[derive(Clone)]
 struct Place {
-    frame: Arc<NamedFrame>,
+    /// Innermost first: of functions that were inlined there, and of the function itself.
+    frames: Arc<[NamedFrame]>,
     /// The size of the function's frame there, in bytes.
     size: Option<u64>,
     /// The function is the first of a goroutine.
@@ -288,15 +289,20 @@ impl Reading<'_> {
             return Some(known.clone());
         }
         let function = table.function_at(at)?;
-        let (file, line) = function.line(at).unwrap_or_default();
+        let (target, bias) = (self.target, self.goroutines.module.bias);
+        let mut read = |address: u64, buffer: &mut [u8]| {
+            target.read(address.wrapping_add(bias), buffer).is_ok()
+        };
+        let calls = function.calls(at, &mut read).into_iter();
+        let frames = calls.map(|call| NamedFrame {
+            function: without_types(&call.name),
+            kind: FrameKind::new("go"),
+            file: call.file,
+            line: call.line,
+            ..NamedFrame::default()
+        });
         let place = Place {
-            frame: Arc::new(NamedFrame {
-                function: without_types(&function.name()),
-                kind: FrameKind::new("go"),
-                file,
-                line,
-                ..NamedFrame::default()
-            }),
+            frames: frames.collect(),
             size: size_at(&function, at),
             is_first: function.is_first(),
         };
@@ -311,7 +317,7 @@ impl Reading<'_> {
         if let Some(known) = self.stacks.get(&addresses[..]) {
             return known.clone();
         }
-        let frames = places.iter().map(|place| NamedFrame::clone(&place.frame));
+        let frames = places.iter().flat_map(|place| place.frames.iter().cloned());
         let frames: Arc<[NamedFrame]> = frames.collect();
         if self.stacks.len() < MAX_STACKS && self.stack_frames + frames.len() <= MAX_STACK_FRAMES {
             self.stack_frames += frames.len();

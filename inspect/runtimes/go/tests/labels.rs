@@ -6,7 +6,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use otelctx_fixtures::{CoreDirectory, GO_VERSIONS, GoBuild, STOP_TIMEOUT, Target, go_package};
+use otelctx_fixtures::{
+    CoreDirectory, GO_VERSIONS, GoBuild, STOP_TIMEOUT, Target, go_package, tier,
+};
 use otelctx_go::Go;
 use otelctx_reader::format::process_context::Value;
 use otelctx_reader::remote::CoreFile;
@@ -199,13 +201,17 @@ fn tasks(target: &Target) -> TaskReading {
 
 #[test]
 fn goroutines_that_no_thread_runs_have_their_labels_and_functions() {
-    for version in GO_VERSIONS {
-        for flags in [&[], STRIPPED, STRIPPED_PIE] {
-            let Some(program) = build(version, false, flags) else {
+    for (index, version) in GO_VERSIONS.into_iter().enumerate() {
+        let mut builds = vec![(false, &[][..]), (false, STRIPPED), (false, STRIPPED_PIE)];
+        // By another linker.
+        let linked = [(true, STRIPPED), (true, STRIPPED_PIE)];
+        builds.extend(tier::usual_or_all(&linked[index % 2..][..1], &linked));
+        for (cgo, flags) in builds {
+            let Some(program) = build(version, cgo, flags) else {
                 continue;
             };
             let target = Target::spawn(&mut Command::new(program));
-            let name = format!("Go {version}, {flags:?}");
+            let name = format!("Go {version}, cgo {cgo}, {flags:?}");
             let line = target.lines.iter();
             let mut goid = line.filter_map(|it| it.strip_prefix("parked 0 ")?.split('|').next());
             let goid: u64 = goid.next_back().unwrap().parse().unwrap();

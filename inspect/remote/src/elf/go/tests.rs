@@ -6,8 +6,8 @@ const TEXT: u64 = 0x40_1000;
 const NAMES: usize = 72;
 const VALUES: usize = 128;
 const FUNCTIONS: usize = 160;
-/// Size of a `_func`, in bytes.
-const SIZE: usize = 44;
+/// Size of a `_func` with three numbers for addresses and four of what it refers to, in bytes.
+const SIZE: usize = 44 + 4 * (3 + 4);
 const NAME_LIST: &[u8] = b"\0main.main\0runtime.sigtramp\0runtime.goexit\0";
 
 /// A function: its first address from [`TEXT`] on, its name, its flags, and where its stack's sizes are.
@@ -138,4 +138,85 @@ fn handlers_of_signals_are_not_the_first_functions_of_their_stacks() {
     assert_eq!(firsts, [false, false, true]);
     let assembly: Vec<_> = functions.iter().map(GoFunction::is_assembly).collect();
     assert_eq!(assembly, [false, true, false]);
+}
+
+/// The address that the inlined calls are behind, and their offset.
+const REFERRED: u64 = 0x50_0000;
+const CALLS: u64 = 0x100;
+
+/// The functions at an address of `main.main`, in which the first 8 bytes are of call 1, whose parent is at byte 8, which is
+/// of call 0, whose parent is at `outermost`; `change` changes the function's bytes.
+fn calls(address: u64, outermost: u32, change: impl Fn(&mut [u8])) -> Vec<String> {
+    // At 1 the sizes, at 16 the numbers of calls: 1 for 8 bytes, 0 for 8, -1 for the rest.
+    let mut values = SOUND.to_vec();
+    values.resize(15, 0);
+    values.extend([4, 8, 1, 8, 1, 0x70, 0]);
+    let mut bytes = table(1, &values, &ENTRIES);
+    let place = FUNCTIONS + 8 * ENTRIES.len() + 4;
+    let function = &mut bytes[place..place + SIZE];
+    function[28..32].copy_from_slice(&3_u32.to_le_bytes());
+    function[43] = 4;
+    function[52..56].copy_from_slice(&16_u32.to_le_bytes());
+    function[68..72].copy_from_slice(&(CALLS as u32).to_le_bytes());
+    change(function);
+    let mut table = parse(bytes).unwrap();
+    table.referred = Some(REFERRED);
+    let name = |name: &[u8]| {
+        let place = NAME_LIST.windows(name.len()).position(|it| it == name);
+        (place.unwrap() as u32).to_le_bytes()
+    };
+    let parents = [
+        (name(b"runtime.sigtramp"), outermost),
+        (name(b"runtime.goexit"), 8),
+    ];
+    let read = &mut |at: u64, buffer: &mut [u8]| {
+        let index = at.wrapping_sub(REFERRED + CALLS) / 16;
+        let call = parents.get(usize::try_from(index).unwrap_or(9));
+        if let Some((name, parent)) = call {
+            buffer[4..8].copy_from_slice(name);
+            buffer[8..12].copy_from_slice(&parent.to_le_bytes());
+        }
+        call.is_some()
+    };
+    let function = table.function_at(address).unwrap();
+    let calls = function.calls(address, read).into_iter();
+    calls.map(|it| it.name.into_owned()).collect()
+}
+
+#[test]
+fn inlined_calls_come_before_the_function_that_they_are_in() {
+    let all = ["runtime.goexit", "runtime.sigtramp", "main.main"];
+    for (offset, expected) in [
+        (0, &all[..]),
+        (7, &all),
+        (8, &all[1..]),
+        (15, &all[1..]),
+        (16, &all[2..]),
+    ] {
+        assert_eq!(calls(TEXT + offset, 16, |_| {}), expected, "{offset}");
+    }
+}
+
+/// It is the function alone.
+#[test]
+fn damaged_inlined_calls_are_none() {
+    let alone = ["main.main"];
+    // Its own caller; the other call's; behind the function's end.
+    for outermost in [8, 0, 0x40, u32::MAX] {
+        assert_eq!(calls(TEXT, outermost, |_| {}), alone, "{outermost}");
+    }
+    for change in [
+        // Nothing that it refers to, or too little; without a tree; one that is elsewhere.
+        (|function| function[43] = 0) as fn(&mut [u8]),
+        |function| function[43] = 3,
+        |function| function[68..72].fill(0xff),
+        |function| function[68] = 0x40,
+        // More numbers than there are bytes, and values behind the table.
+        |function| function[28..32].fill(0xff),
+        |function| function[52..56].fill(0xff),
+    ] {
+        assert_eq!(calls(TEXT, 16, change), alone);
+    }
+    // Without numbers of calls, it has none.
+    assert_eq!(calls(TEXT, 16, |function| function[28] = 2), alone);
 }
