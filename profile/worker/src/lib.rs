@@ -5,6 +5,7 @@
 //! end, or to read from a file system that never responds. A worker has limits for all of these,
 //! and the kernel frees its resources.
 
+use std::cell::Cell;
 use std::io::{self, PipeReader, Read, Write};
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::os::fd::AsFd;
@@ -13,11 +14,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::libc;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::prctl::{set_dumpable, set_pdeathsig};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::{ForkResult, Pid, dup2_stderr, fork, getpid, getppid};
 
 /// Limits of a worker.
@@ -56,6 +58,11 @@ const MAX_ATTEMPTS: u32 = 8;
 /// Time that a killed worker has to end.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
+thread_local! {
+    /// See [`cpu_time`].
+    static CPU_TIME: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
 /// The reason why a worker returned no output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -92,7 +99,7 @@ pub fn start(work: impl FnOnce() -> i32) -> io::Result<i32> {
             // The parent may have ended before that.
             let status = if getppid() == parent { work() } else { 1 };
             // SAFETY: `_exit` has no condition. It does not run the parent's exit handlers.
-            unsafe { nix::libc::_exit(status) }
+            unsafe { libc::_exit(status) }
         }
     }
 }
@@ -143,6 +150,13 @@ pub fn run_unless(
     }
     let succeeded = wait(child, output.is_ok());
     output.and_then(|output| succeeded.then_some(output).ok_or(Failure::Died))
+}
+
+/// Returns the CPU time of the workers of [`run`] that this thread has started, and that have ended: `getrusage` has that of all
+/// child processes of this process, whichever thread has started them.
+#[must_use]
+pub fn cpu_time() -> Duration {
+    CPU_TIME.get()
 }
 
 /// Sets the limits of this process. If a limit cannot be set, a lower one is already in place.
@@ -281,7 +295,7 @@ fn wait(child: Pid, has_closed_its_pipe: bool) -> bool {
     let flags = (!has_closed_its_pipe).then_some(WaitPidFlag::WNOHANG);
     let end = Instant::now() + KILL_TIMEOUT;
     loop {
-        match waitpid(child, flags) {
+        match wait_once(child, flags) {
             Ok(WaitStatus::StillAlive) if Instant::now() < end => {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -295,9 +309,55 @@ fn wait(child: Pid, has_closed_its_pipe: bool) -> bool {
     }
 }
 
+/// Waits for a worker like waitpid(2), and adds its CPU time to [`cpu_time`].
+fn wait_once(child: Pid, flags: Option<WaitPidFlag>) -> nix::Result<WaitStatus> {
+    let flags = flags.unwrap_or(WaitPidFlag::empty()).bits();
+    let mut status = 0;
+    // SAFETY: numbers alone, of which all are zero if nothing has ended.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes a number and a structure, which this function owns.
+    let ended = unsafe { libc::wait4(child.as_raw(), &raw mut status, flags, &raw mut usage) };
+    match Errno::result(ended)? {
+        0 => Ok(WaitStatus::StillAlive),
+        pid => {
+            let used = time(usage.ru_utime) + time(usage.ru_stime);
+            CPU_TIME.set(CPU_TIME.get() + used);
+            WaitStatus::from_raw(Pid::from_raw(pid), status)
+        }
+    }
+}
+
+fn time(time: libc::timeval) -> Duration {
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    Duration::from_secs(seconds) + Duration::from_micros(u64::try_from(time.tv_usec).unwrap_or(0))
+}
+
 #[cfg(test)]
 mod tests {
+    use nix::sys::resource::{UsageWho, getrusage};
+    use nix::sys::wait::waitpid;
+
     use super::*;
+
+    #[test]
+    fn the_cpu_time_of_workers_is_that_of_the_thread_that_started_them() {
+        // Some 10 ms, whatever else runs: CPU time counts.
+        let busy = |_: &mut dyn Write| {
+            let used = || {
+                let usage = getrusage(UsageWho::RUSAGE_SELF).unwrap();
+                time(*usage.user_time().as_ref()) + time(*usage.system_time().as_ref())
+            };
+            while used() < Duration::from_millis(10) {}
+            Ok(())
+        };
+        let other = std::thread::spawn(move || {
+            run(Limits::default(), busy).unwrap();
+            cpu_time()
+        });
+        let of_other = other.join().unwrap();
+        assert!(of_other >= Duration::from_millis(10), "{of_other:?}");
+        assert_eq!(cpu_time(), Duration::ZERO);
+    }
 
     #[test]
     fn a_killed_worker_is_waited_for() {

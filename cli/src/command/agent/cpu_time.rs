@@ -15,9 +15,9 @@ pub(super) fn of_thread() -> Duration {
     of(UsageWho::RUSAGE_THREAD)
 }
 
-/// Returns the CPU time of this thread and of all child processes that have ended, which decode files.
+/// Returns the CPU time of this thread and of the child processes that it has started, which decode files.
 pub(super) fn of_resolving() -> Duration {
-    of_thread() + of(UsageWho::RUSAGE_CHILDREN)
+    of_thread() + otelctx_worker::cpu_time()
 }
 
 fn of(who: UsageWho) -> Duration {
