@@ -64,6 +64,26 @@ pub enum DirectoryError {
     },
 }
 
+/// Locks a folder for this process, by a file with the name `lock` in it, until the value is dropped. Returns `None` if another
+/// process has locked it.
+///
+/// # Errors
+/// Returns the error of opening or locking the file.
+pub fn lock_folder(folder: &Path) -> io::Result<Option<Flock<File>>> {
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
+        .open(folder.join(LOCK))?;
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => Ok(Some(lock)),
+        Err((_, Errno::EWOULDBLOCK)) => Ok(None),
+        Err((_, errno)) => Err(errno.into()),
+    }
+}
+
 /// What the name of a message's file says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Stored {
@@ -162,26 +182,17 @@ impl Directory {
             });
         }
         let opened = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
-        let name = path.join(LOCK);
-        let file = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .mode(0o600)
-            .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
-            .open(opened.join(LOCK))
-            .map_err(|source| error(&name, source))?;
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => Ok(Self {
+        match lock_folder(&opened) {
+            Ok(Some(lock)) => Ok(Self {
                 path: path.to_owned(),
                 opened,
                 _directory: directory,
                 _lock: lock,
             }),
-            Err((_, nix::Error::EWOULDBLOCK)) => Err(DirectoryError::InUse {
+            Ok(None) => Err(DirectoryError::InUse {
                 path: path.to_owned(),
             }),
-            Err((_, errno)) => Err(error(&name, errno.into())),
+            Err(source) => Err(error(&path.join(LOCK), source)),
         }
     }
 

@@ -35,7 +35,7 @@ mod sender;
 pub use backoff::Backoff;
 pub use cardinality::{Cardinality, CardinalityLimits, Limited, OTHER};
 pub use counts::{Counts, DropReason, Volume};
-pub use directory::DirectoryError;
+pub use directory::{DirectoryError, lock_folder};
 pub use liveness::{Liveness, LivenessGuard};
 pub use queue::{Queue, QueueLimits};
 pub use sender::{Event, Sender};

@@ -42,6 +42,8 @@ pub(super) struct Progress {
     /// Values that were replaced, and attributes that were removed, because there are too many.
     pub(super) limited_values: AtomicU64,
     pub(super) limited_attributes: AtomicU64,
+    /// Samples that are in no Parquet file, although there should be one.
+    pub(super) without_table: AtomicU64,
     /// CPU time of the thread that resolves functions, in nanoseconds.
     pub(super) resolving: Arc<AtomicU64>,
 }
@@ -192,7 +194,8 @@ impl Work {
         let mut messages = profile.otlp_messages(&options, self.message_size);
         while let Some(message) = messages.next() {
             let samples = messages.samples() as u64;
-            self.tables.add(&message, samples);
+            let discarded = self.tables.add(&message, samples);
+            add(&self.progress.without_table, discarded);
             self.queue.push(message, samples);
         }
     }

@@ -177,6 +177,11 @@ impl Monitor {
             "Attributes of samples that were left out, because there are too many names.",
             progress(&self.progress.limited_attributes),
         );
+        counter(
+            "parquet_samples_discarded_total",
+            "Samples that are in no Parquet file, because none could be written.",
+            progress(&self.progress.without_table),
+        );
     }
 
     fn add_drops(&self, text: &mut Text, queue: &QueueCounts) {

@@ -1,16 +1,17 @@
 //! Parquet files of what is sent, for engines that read tables.
 //!
 //! Messages are kept in files until a table of some minutes is due: so small files do not accumulate, and what a killed agent
-//! has not written, the next one writes.
+//! has not written, the next one writes. A thread of its own converts them, while the next ones are collected.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::fcntl::Flock;
+use otelctx_agent::lock_folder;
 use otelctx_profile::report::Selection;
 use otelctx_profile::{Error, Format, Input, Options, convert};
 
@@ -23,39 +24,30 @@ const MAX_KEPT: u64 = 256 << 20;
 /// Maximum number of folders of an hour and a service whose files are moved.
 const MAX_FOLDERS: usize = 100_000;
 
-/// Messages that are in no table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Discarded {
-    messages: u32,
-    /// Number of samples in those of this process.
+/// Some messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Messages {
+    number: u32,
+    bytes: u64,
+    /// Number of samples in those of this process, not of an earlier one.
     samples: u64,
 }
 
-/// Collects messages, and writes tables.
+/// Where an agent writes.
 #[derive(Debug)]
-pub(super) struct ParquetFiles {
+struct Folder {
     directory: PathBuf,
-    /// The agent's own folder in it, for unfinished tables.
+    /// The agent's own folder in it, for messages and unfinished tables.
     own: PathBuf,
-    /// The folder of the messages in that.
-    kept: PathBuf,
     host: String,
     /// The host's name in the names of files.
     name: String,
     _lock: Flock<File>,
-    interval: Duration,
-    /// Number of messages, and their size.
-    messages: u32,
-    bytes: u64,
-    /// Number of samples in messages of this process, not of an earlier one.
-    samples: u64,
-    /// When the oldest message was added.
-    begun: Option<Instant>,
 }
 
-impl ParquetFiles {
-    /// Opens a folder for this process alone, which is created if it is missing. `host` names this machine's files.
-    pub(super) fn open(directory: &Path, host: &str, interval: Duration) -> io::Result<Self> {
+impl Folder {
+    /// Opens a folder for this process alone, which is created if it is missing.
+    fn open(directory: &Path, host: &str) -> io::Result<Self> {
         let is_plain = |it: char| it.is_ascii_alphanumeric() || "-_.".contains(it);
         let name: String = host.chars().filter(|it| is_plain(*it)).take(64).collect();
         if name.is_empty() {
@@ -66,69 +58,35 @@ impl ParquetFiles {
         }
         let own = directory.join(format!(".agent-{name}"));
         fs::create_dir_all(&own)?;
-        let lock = lock(&own)?;
-        let mut files = Self {
+        let lock = lock_folder(&own)?.ok_or_else(|| {
+            io::Error::other("another agent writes the Parquet files of this host there")
+        })?;
+        Ok(Self {
             directory: directory.to_owned(),
-            kept: own.join("messages"),
             own,
             host: host.to_owned(),
             name,
             _lock: lock,
-            interval,
-            messages: 0,
-            bytes: 0,
-            samples: 0,
-            begun: None,
-        };
-        // Of an agent that was killed while it removed them.
-        remove(&files.done())?;
-        // Of one that was killed earlier, or has ended in time.
-        while let Ok(metadata) = files.message_path(files.messages + 1).metadata() {
-            files.messages += 1;
-            files.bytes += metadata.len();
-            files.begun = Some(Instant::now());
-        }
-        Ok(files)
+        })
     }
 
-    /// Returns the path of a message, from 1: those of the parts of one recording.
-    fn message_path(&self, number: u32) -> PathBuf {
-        let first = self.kept.join("messages.otlp");
-        match number {
-            1 => first,
-            number => Format::part_path(&first, number as usize),
-        }
+    /// Returns the path of the folder of messages that are collected.
+    fn kept(&self) -> PathBuf {
+        self.own.join("messages")
     }
 
-    /// Adds a message, an encoded `ProfilesData` with this number of samples. Returns what was discarded to make room for it.
-    fn add(&mut self, message: &[u8], samples: u64) -> io::Result<Option<Discarded>> {
-        let discarded = (self.bytes >= MAX_KEPT).then_some(Discarded {
-            messages: self.messages,
-            samples: self.samples,
-        });
-        if discarded.is_some() {
-            self.forget()?;
-        }
-        let path = self.message_path(self.messages + 1);
-        let unfinished = self.own.join("unfinished");
-        fs::create_dir_all(&self.kept)?;
-        fs::write(&unfinished, message)?;
-        fs::rename(unfinished, path)?;
-        self.messages += 1;
-        self.bytes += message.len() as u64;
-        self.samples += samples;
-        self.begun.get_or_insert_with(Instant::now);
-        Ok(discarded)
+    /// Returns the path of the folder of messages that are converted.
+    fn taken(&self) -> PathBuf {
+        self.own.join("taken")
     }
 
-    /// Writes tables if it is time to. Returns true if it was.
-    fn write_if_due(&mut self) -> Result<bool, Error> {
-        let is_due = self.begun.is_some_and(|it| it.elapsed() >= self.interval);
-        if !is_due && self.bytes < MAX_MESSAGES {
-            return Ok(false);
-        }
-        // After an error, the next attempt is one interval later.
-        self.begun = Some(Instant::now());
+    /// Returns the path of the folder of messages that are in a table.
+    fn done(&self) -> PathBuf {
+        self.own.join("done")
+    }
+
+    /// Writes tables of the messages that were taken, and removes these.
+    fn write(&self) -> Result<(), Error> {
         let new = self.own.join("new");
         let failed = |source| Error::Write {
             path: new.clone(),
@@ -138,18 +96,17 @@ impl ParquetFiles {
         remove(&new).map_err(failed)?;
         let mut options = Options::default();
         options.host = Some(self.host.clone());
-        let input = Input::recording(&self.message_path(1));
+        let input = Input::recording(&message_path(&self.taken(), 1));
         let selection = Selection::default();
         convert(&input, &selection, Format::ParquetFolder, &options, &new)?;
         self.publish(&new).map_err(failed)?;
-        self.forget().map_err(failed)?;
-        Ok(true)
+        self.forget(&self.taken()).map_err(failed)
     }
 
     /// Moves files to where engines find them: `hour=…/service=…/part-HOST-MILLISECONDS.parquet`. The time is that of the first
     /// message: what is written again, after an agent was killed, replaces what was written before.
     fn publish(&self, new: &Path) -> io::Result<()> {
-        let first = self.message_path(1).metadata()?.modified()?;
+        let first = message_path(&self.taken(), 1).metadata()?.modified()?;
         let since = first.duration_since(UNIX_EPOCH);
         let milliseconds = since.map_or(0, |it| it.as_millis());
         let name = format!("part-{}-{milliseconds}.parquet", self.name);
@@ -164,39 +121,135 @@ impl ParquetFiles {
         remove(new)
     }
 
-    /// Removes all messages, at once: a part of them would replace the table of all, if the agent is killed meanwhile.
-    fn forget(&mut self) -> io::Result<()> {
+    /// Removes messages, all at once: a part of them would replace the table of all, if the agent is killed meanwhile.
+    fn forget(&self, messages: &Path) -> io::Result<()> {
         let done = self.done();
         remove(&done)?;
-        match fs::rename(&self.kept, &done) {
+        match fs::rename(messages, &done) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             result => result?,
         }
-        (self.messages, self.bytes, self.samples, self.begun) = (0, 0, 0, None);
         remove(&done)
-    }
-
-    /// Returns the path of the folder of messages that are in a table.
-    fn done(&self) -> PathBuf {
-        self.own.join("done")
     }
 }
 
-/// Locks an agent's own folder.
-fn lock(own: &Path) -> io::Result<Flock<File>> {
-    let file = OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .mode(0o600)
-        .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
-        .open(own.join("lock"))?;
-    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
-        nix::Error::EWOULDBLOCK => {
-            io::Error::other("another agent writes the Parquet files of this host there")
+/// Returns the path of a message, from 1: those of the parts of one recording.
+fn message_path(folder: &Path, number: u32) -> PathBuf {
+    let first = folder.join("messages.otlp");
+    match number {
+        1 => first,
+        number => Format::part_path(&first, number as usize),
+    }
+}
+
+/// Finds the messages of an earlier process.
+fn find(folder: &Path) -> Messages {
+    let mut found = Messages::default();
+    while let Ok(metadata) = message_path(folder, found.number + 1).metadata() {
+        found.number += 1;
+        found.bytes += metadata.len();
+    }
+    found
+}
+
+/// Collects messages, and has tables written.
+#[derive(Debug)]
+pub(super) struct ParquetFiles {
+    folder: Arc<Folder>,
+    interval: Duration,
+    /// The messages that are collected.
+    kept: Messages,
+    /// Those before, which are being converted, or are again after an error.
+    taken: Messages,
+    /// When the oldest message of those that are collected was added, or the last attempt to convert failed.
+    begun: Option<Instant>,
+    conversion: Option<JoinHandle<Result<(), Error>>>,
+}
+
+impl ParquetFiles {
+    /// Opens a folder for this process alone, which is created if it is missing. `host` names this machine's files.
+    pub(super) fn open(directory: &Path, host: &str, interval: Duration) -> io::Result<Self> {
+        let folder = Folder::open(directory, host)?;
+        // Of an agent that was killed while it removed them.
+        remove(&folder.done())?;
+        // Of one that was killed earlier, or has ended in time.
+        let (kept, taken) = (find(&folder.kept()), find(&folder.taken()));
+        let has_any = kept.number > 0 || taken.number > 0;
+        Ok(Self {
+            folder: Arc::new(folder),
+            interval,
+            kept,
+            taken,
+            begun: has_any.then(Instant::now),
+            conversion: None,
+        })
+    }
+
+    /// Adds a message, an encoded `ProfilesData` with this number of samples. Returns what was discarded to make room for it:
+    /// the oldest messages that are not being converted.
+    fn add(&mut self, message: &[u8], samples: u64) -> io::Result<Option<Messages>> {
+        let mut discarded = None;
+        if self.kept.bytes + self.taken.bytes >= MAX_KEPT {
+            let is_oldest = self.taken.number > 0 && self.conversion.is_none();
+            let (path, messages) = match is_oldest {
+                true => (self.folder.taken(), &mut self.taken),
+                false => (self.folder.kept(), &mut self.kept),
+            };
+            self.folder.forget(&path)?;
+            discarded = Some(std::mem::take(messages)).filter(|it| it.number > 0);
         }
-        errno => errno.into(),
-    })
+        let kept = self.folder.kept();
+        let path = message_path(&kept, self.kept.number + 1);
+        let unfinished = self.folder.own.join("unfinished");
+        fs::create_dir_all(&kept)?;
+        fs::write(&unfinished, message)?;
+        fs::rename(unfinished, path)?;
+        self.kept.number += 1;
+        self.kept.bytes += message.len() as u64;
+        self.kept.samples += samples;
+        self.begun.get_or_insert_with(Instant::now);
+        Ok(discarded)
+    }
+
+    /// Begins to write tables if it is time to, and no other ones are being written.
+    fn write_if_due(&mut self) -> io::Result<()> {
+        let is_due = self.begun.is_some_and(|it| it.elapsed() >= self.interval);
+        let is_due = is_due || self.kept.bytes >= MAX_MESSAGES && self.taken.number == 0;
+        let has_none = self.taken.number == 0 && self.kept.number == 0;
+        if !is_due || has_none || self.conversion.is_some() {
+            return Ok(());
+        }
+        if self.taken.number == 0 {
+            let taken = self.folder.taken();
+            remove(&taken)?;
+            fs::rename(self.folder.kept(), taken)?;
+            self.taken = std::mem::take(&mut self.kept);
+        }
+        self.begun = None;
+        let folder = Arc::clone(&self.folder);
+        let thread = Builder::new().name("parquet".to_owned());
+        self.conversion = Some(thread.spawn(move || folder.write())?);
+        Ok(())
+    }
+
+    /// Returns the result of tables that are written by now; `None` while none are.
+    fn written(&mut self) -> Option<Result<(), Error>> {
+        let ended = self.conversion.take_if(|it| it.is_finished())?;
+        let result = ended.join().unwrap_or_else(|_| {
+            Err(Error::Write {
+                path: self.folder.own.clone(),
+                source: io::Error::other("the thread that writes Parquet files has panicked"),
+            })
+        });
+        if result.is_ok() {
+            self.taken = Messages::default();
+        }
+        // After an error, the next attempt is one interval later.
+        if self.taken.number > 0 || self.kept.number > 0 {
+            self.begun.get_or_insert_with(Instant::now);
+        }
+        Some(result)
+    }
 }
 
 /// The folders in a folder; none if it is missing.
@@ -225,32 +278,50 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// Adds a message. Without room for it, it is not in a table.
-    pub(super) fn add(&mut self, message: &[u8], samples: u64) {
+    /// Adds a message. Returns the number of samples of this agent that are in no table: of messages that were discarded to make
+    /// room for it, or its own.
+    pub(super) fn add(&mut self, message: &[u8], samples: u64) -> u64 {
         let Some(files) = &mut self.files else {
-            return;
+            return 0;
         };
         let added = files.add(message, samples);
-        let own = files.own.display();
-        let message = match added {
-            Ok(None) => return,
-            Ok(Some(Discarded { messages, samples })) => format!(
-                "{own}: {messages} messages that could not be written as Parquet are discarded, with {samples} samples that this agent took"
+        let own = files.folder.own.display();
+        let (message, discarded) = match added {
+            Ok(None) => return 0,
+            Ok(Some(Messages {
+                number, samples, ..
+            })) => (
+                format!(
+                    "{own}: {number} messages that could not be written as Parquet are discarded, with {samples} samples that this agent took"
+                ),
+                samples,
             ),
-            Err(error) => format!("{own}: {error}; some samples are not in Parquet files"),
+            Err(error) => (
+                format!("{own}: {error}; some samples are not in Parquet files"),
+                samples,
+            ),
         };
         self.say(message);
+        discarded
     }
 
-    /// Writes a table if it is time to.
+    /// Has a table written if it is time to.
     pub(super) fn write_if_due(&mut self) {
         let Some(files) = &mut self.files else {
             return;
         };
-        match files.write_if_due() {
-            Ok(false) => {}
-            Ok(true) => self.failure = None,
-            Err(error) => self.say(format!("{error}; the Parquet files are written later")),
+        let written = files.written();
+        let own = files.folder.own.display().to_string();
+        let begun = files.write_if_due();
+        match written {
+            None => {}
+            Some(Ok(())) => self.failure = None,
+            Some(Err(error)) => self.say(format!("{error}; the Parquet files are written later")),
+        }
+        if let Err(error) = begun {
+            self.say(format!(
+                "{own}: {error}; the Parquet files are written later"
+            ));
         }
     }
 
@@ -277,6 +348,24 @@ mod tests {
         ParquetFiles::open(folder, "web-1/é", Duration::ZERO).unwrap()
     }
 
+    fn some(number: u32, bytes: u64, samples: u64) -> Messages {
+        Messages {
+            number,
+            bytes,
+            samples,
+        }
+    }
+
+    /// Waits until tables are written, and returns the result.
+    fn written(files: &mut ParquetFiles) -> Result<(), Error> {
+        loop {
+            if let Some(result) = files.written() {
+                return result;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// The files below a folder, by their paths relative to it.
     fn files(folder: &Path) -> Vec<String> {
         let mut all = Vec::new();
@@ -299,16 +388,23 @@ mod tests {
         let mut first = open(&folder);
         (0..3).for_each(|number| assert_eq!(first.add(&[number], 1).unwrap(), None));
         // As if it was killed while it wrote another one.
-        fs::write(first.own.join("unfinished"), b"x").unwrap();
+        fs::write(first.folder.own.join("unfinished"), b"x").unwrap();
         drop(first);
         let mut second = open(&folder);
-        assert_eq!((second.messages, second.bytes), (3, 3));
+        assert_eq!((second.kept, second.taken), (some(3, 3, 0), some(0, 0, 0)));
+        assert!(second.begun.is_some());
         second.add(b"more", 1).unwrap();
-        assert_eq!((second.messages, second.bytes), (4, 7));
-        assert_eq!(fs::read(second.message_path(4)).unwrap(), b"more");
-        second.forget().unwrap();
+        assert_eq!(second.kept, some(4, 7, 1));
+        let last = message_path(&second.folder.kept(), 4);
+        assert_eq!(fs::read(last).unwrap(), b"more");
+        // As if it was killed while it converted them.
+        fs::rename(second.folder.kept(), second.folder.taken()).unwrap();
+        drop(second);
+        let third = open(&folder);
+        assert_eq!((third.kept, third.taken), (some(0, 0, 0), some(4, 7, 0)));
+        assert!(third.begun.is_some());
+        third.folder.forget(&third.folder.taken()).unwrap();
         assert_eq!(files(&folder), [".agent-web-1/lock"]);
-        assert_eq!((second.messages, second.begun), (0, None));
         fs::remove_dir_all(folder).unwrap();
     }
 
@@ -316,7 +412,8 @@ mod tests {
     fn a_host_has_a_name_and_one_agent() {
         let folder = scratch("parquet-host");
         let first = open(&folder);
-        assert_eq!((&first.host[..], &first.name[..]), ("web-1/é", "web-1"));
+        let names = (&first.folder.host[..], &first.folder.name[..]);
+        assert_eq!(names, ("web-1/é", "web-1"));
         let open = |host| ParquetFiles::open(&folder, host, Duration::ZERO);
         let why = open("web-1").unwrap_err().to_string();
         assert_eq!(
@@ -335,20 +432,22 @@ mod tests {
         let folder = scratch("parquet-removed");
         let mut first = open(&folder);
         first.add(b"message", 1).unwrap();
+        let (taken, done) = (first.folder.taken(), first.folder.done());
         // As if it was killed while it removed them.
-        fs::rename(&first.kept, first.done()).unwrap();
+        fs::rename(first.folder.kept(), &done).unwrap();
         drop(first);
         let mut second = open(&folder);
-        assert_eq!((second.messages, second.done().exists()), (0, false));
+        assert_eq!((second.kept.number, done.exists()), (0, false));
         second.add(b"message", 1).unwrap();
+        fs::rename(second.folder.kept(), &taken).unwrap();
         // No folder: it can be removed by nothing that removes folders.
-        fs::write(second.done(), b"x").unwrap();
-        assert!(second.forget().is_err());
-        assert_eq!(second.messages, 1);
-        fs::remove_file(second.done()).unwrap();
-        second.forget().unwrap();
-        assert_eq!(second.messages, 0);
-        second.forget().unwrap();
+        fs::write(&done, b"x").unwrap();
+        assert!(second.folder.forget(&taken).is_err());
+        assert_eq!(find(&taken).number, 1);
+        fs::remove_file(&done).unwrap();
+        second.folder.forget(&taken).unwrap();
+        assert_eq!(find(&taken).number, 0);
+        second.folder.forget(&taken).unwrap();
         fs::remove_dir_all(folder).unwrap();
     }
 
@@ -357,15 +456,46 @@ mod tests {
         let folder = scratch("parquet-bound");
         let mut files = open(&folder);
         files.add(b"this is no message", 5).unwrap();
-        assert!(files.write_if_due().is_err());
-        assert_eq!(files.messages, 1);
-        files.bytes = MAX_KEPT;
-        let discarded = Discarded {
-            messages: 1,
-            samples: 5,
-        };
-        assert_eq!(files.add(b"x", 7).unwrap(), Some(discarded));
-        assert_eq!((files.messages, files.bytes, files.samples), (1, 1, 7));
+        files.write_if_due().unwrap();
+        assert_eq!((files.kept, files.taken), (some(0, 0, 0), some(1, 18, 5)));
+        assert!(written(&mut files).is_err());
+        files.add(b"x", 7).unwrap();
+        // The same ones again, and one at a time.
+        files.write_if_due().unwrap();
+        files.write_if_due().unwrap();
+        assert_eq!((files.kept, files.taken), (some(1, 1, 7), some(1, 18, 5)));
+        // Not those that are being converted.
+        files.kept.bytes = MAX_KEPT;
+        let discarded = some(1, MAX_KEPT, 7);
+        assert_eq!(files.add(b"yz", 8).unwrap(), Some(discarded));
+        assert_eq!((files.kept, files.taken), (some(1, 2, 8), some(1, 18, 5)));
+        assert!(written(&mut files).is_err());
+        files.kept.bytes = MAX_KEPT;
+        let discarded = some(1, 18, 5);
+        assert_eq!(files.add(b"z", 9).unwrap(), Some(discarded));
+        assert_eq!((files.kept.number, files.taken.number), (2, 0));
+        assert_eq!(find(&files.folder.taken()).number, 0);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn messages_are_collected_while_others_are_converted() {
+        let folder = scratch("parquet-meanwhile");
+        let mut files = open(&folder);
+        // A dictionary without entries but the first ones: without a sample, there is no table.
+        let empty = b"\x12\x0e\x0a\0\x12\0\x1a\0\x22\0\x2a\0\x32\0\x3a\0";
+        files.add(empty, 0).unwrap();
+        files.write_if_due().unwrap();
+        files.add(b"next", 1).unwrap();
+        assert_eq!((files.kept.number, files.taken.number), (1, 1));
+        written(&mut files).unwrap();
+        assert_eq!((files.kept.number, files.taken.number), (1, 0));
+        assert!(files.begun.is_some() && files.written().is_none());
+        let found = find(&files.folder.kept());
+        assert_eq!(
+            (found, find(&files.folder.taken()).number),
+            (some(1, 4, 0), 0)
+        );
         fs::remove_dir_all(folder).unwrap();
     }
 
@@ -375,12 +505,13 @@ mod tests {
         let folder = scratch("parquet-again");
         let mut tables = open(&folder);
         tables.add(b"message", 1).unwrap();
+        fs::rename(tables.folder.kept(), tables.folder.taken()).unwrap();
         for content in ["first", "second"] {
-            let new = tables.own.join("new");
+            let new = tables.folder.own.join("new");
             let part = new.join("hour=2026-11-30T13/service=shop");
             fs::create_dir_all(&part).unwrap();
             fs::write(part.join("part.parquet"), content).unwrap();
-            tables.publish(&new).unwrap();
+            tables.folder.publish(&new).unwrap();
             let found = files(&folder);
             let [_lock, _message, table] = &found[..] else {
                 panic!("{found:?}");

@@ -116,7 +116,7 @@ struct Given {
     /// Also write Parquet files to this folder, one for each hour and service
     #[arg(help_heading = help::OUTPUT, long, value_name = "FOLDER", env = "OTELCTX_AGENT_PARQUET")]
     parquet: Option<PathBuf>,
-    /// Time of the samples in a Parquet file [default: 5m]
+    /// Time of the samples in a Parquet file, from 0.1s to 5m [default: 5m]
     #[arg(help_heading = help::OUTPUT, long, value_name = "SECONDS", env = "OTELCTX_AGENT_PARQUET_INTERVAL")]
     parquet_interval: Option<Interval>,
     /// Prefix for context attribute names
