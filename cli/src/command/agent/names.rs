@@ -245,7 +245,6 @@ impl Resolver {
                 self.symbols = self.source.symbols();
                 self.names_alone = self.symbols.clone().without_debug_info();
                 self.renewed = begun;
-                self.budget.set_part(self.source.cpu_part());
             }
             let with_debug_info = self.debug_info.is_left(&request.key, begun);
             let reply = self.reply(request, with_debug_info);
@@ -260,9 +259,18 @@ impl Resolver {
             let own = cpu_time::of_thread().as_nanos();
             let own = u64::try_from(own).unwrap_or(u64::MAX);
             self.time.store(own, Ordering::Relaxed);
-            while !self.budget.is_left(Instant::now()) {
-                std::thread::sleep(CHECK_INTERVAL);
+            self.wait_for_budget();
+        }
+    }
+
+    /// Waits until functions may be resolved again, by the settings of each moment.
+    fn wait_for_budget(&mut self) {
+        loop {
+            self.budget.set_part(self.source.cpu_part());
+            if self.budget.is_left(Instant::now()) {
+                return;
             }
+            std::thread::sleep(CHECK_INTERVAL);
         }
     }
 

@@ -50,9 +50,9 @@ impl SymbolSource {
         true
     }
 
-    /// Returns the part of a CPU that resolving functions may take.
+    /// Returns the part of a CPU that resolving functions may take, by the settings of now.
     pub(super) fn cpu_part(&self) -> f64 {
-        self.in_force.resolve_budget()
+        current(&self.settings).resolve_budget()
     }
 
     /// Makes a symbolizer.
@@ -83,6 +83,18 @@ pub(super) mod tests {
     pub(in super::super) fn settings(arguments: &[&str]) -> Arc<Settings> {
         let line = Line::parse_from([&["agent"], arguments].concat());
         Arc::new(Settings::read(&line.arguments).unwrap())
+    }
+
+    #[test]
+    fn a_new_budget_holds_at_once() {
+        let shared = Arc::new(Mutex::new(settings(&["--cpu-budget", "3%"])));
+        let files = ModuleFiles::default();
+        let mut source = SymbolSource::new(Arc::clone(&shared), files, Arc::default());
+        let is = |source: &SymbolSource, part: f64| (source.cpu_part() - part).abs() < 1e-9;
+        assert!(is(&source, 0.01));
+        *shared.lock().unwrap() = settings(&["--cpu-budget", "6%"]);
+        assert!(is(&source, 0.02));
+        assert!(!source.refresh() && is(&source, 0.02));
     }
 
     #[test]
