@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use otelctx_reader::remote::Process;
 use otelctx_reader::remote::process::processes;
 
 /// Maximum number of bytes that are read of a command line.
@@ -18,7 +19,15 @@ pub(super) fn find() -> Vec<i32> {
     };
     let others = processes().unwrap_or_default().into_iter();
     let others = others.filter(|pid| *pid != own && is_agent(*pid, &program));
-    others.collect()
+    let children_of = |pid| Process::open(pid).map_or_else(|_| Vec::new(), |it| it.children());
+    without_children(others.collect(), children_of)
+}
+
+/// Leaves out the child processes of agents, which have the same command line: they decode files.
+fn without_children(mut agents: Vec<i32>, children_of: impl Fn(i32) -> Vec<i32>) -> Vec<i32> {
+    let children: Vec<i32> = agents.iter().flat_map(|pid| children_of(*pid)).collect();
+    agents.retain(|pid| !children.contains(pid));
+    agents
 }
 
 /// Returns whether a process runs a program of the same name as an agent.
@@ -41,6 +50,18 @@ fn is_command_line(line: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn child_processes_of_an_agent_are_no_agents() {
+        let children_of = |pid| match pid {
+            10 => vec![11, 12, 99],
+            20 => vec![21],
+            _ => Vec::new(),
+        };
+        let of = |agents: &[i32]| without_children(agents.to_vec(), children_of);
+        assert_eq!(of(&[10, 11, 12, 20]), [10, 20]);
+        assert_eq!(of(&[20, 21, 99]), [20, 99]);
+    }
 
     #[test]
     fn an_agent_is_known_by_its_command_line() {
