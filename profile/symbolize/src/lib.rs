@@ -57,6 +57,8 @@ use resolve::{Sources, in_file};
 
 /// Maximum number of files whose lack of symbols is remembered.
 const MAX_WITHOUT_SYMBOLS: usize = 4096;
+/// Maximum number of failures that are listed: a caller may decode files for months.
+const MAX_FAILURES: usize = 4096;
 
 /// The linker name of the function that the stub at an address of an ELF file calls, for the fuzz target.
 #[doc(hidden)]
@@ -245,7 +247,7 @@ impl Symbols {
         self
     }
 
-    /// The files whose functions could not be resolved, in the order in which they were queried.
+    /// The files whose functions could not be resolved, in the order in which they were queried: the first 4096.
     #[must_use]
     pub fn failures(&self) -> &[Failure] {
         &self.failures
@@ -419,11 +421,9 @@ impl Symbols {
         let answer = answer.or_else(|_| child(false, None));
         let refused = is_refused.then_some(FailureReason::Downloaded);
         let reasons = refused.into_iter().chain(reason);
-        self.failures.extend(reasons.map(|reason| Failure {
-            path: query.module.path.clone(),
-            reason,
-            missing: String::new(),
-        }));
+        for reason in reasons {
+            self.add_failure(query.module, reason, String::new());
+        }
         if let Ok(answer) = &answer {
             self.add_missing(query.module, answer);
         }
@@ -453,11 +453,20 @@ impl Symbols {
             &answer.missing_supplement,
         );
         for (reason, missing) in [object, supplement] {
-            self.failures.extend(missing.iter().map(|missing| Failure {
+            if let Some(missing) = missing {
+                self.add_failure(module, reason, missing.clone());
+            }
+        }
+    }
+
+    /// Lists a file, unless there are very many by now.
+    fn add_failure(&mut self, module: &Module, reason: FailureReason, missing: String) {
+        if self.failures.len() < MAX_FAILURES {
+            self.failures.push(Failure {
                 path: module.path.clone(),
                 reason,
-                missing: missing.clone(),
-            }));
+                missing,
+            });
         }
     }
 
@@ -466,11 +475,7 @@ impl Symbols {
         let path = &query.module.path;
         // Runtimes generate code in memory with a name like this.
         if !offsets.is_empty() && !path.starts_with("/memfd:") {
-            self.failures.push(Failure {
-                path: path.clone(),
-                reason: FailureReason::Changed,
-                missing: String::new(),
-            });
+            self.add_failure(query.module, FailureReason::Changed, String::new());
         }
         Answer {
             identity: Identity::by_build_id(query.module),

@@ -39,6 +39,9 @@ pub(super) fn run(debug_files: &DebugFiles) -> Result<Status, Error> {
             message
         });
         messages += 1;
+        // The input may never end, and nothing of these is said.
+        naming.answer.missing.clear();
+        naming.answer.without_names.clear();
         let size = u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_be_bytes();
         let written = output.write_all(&size);
         let written = written.and_then(|()| output.write_all(&bytes));
