@@ -7,13 +7,14 @@ use std::process::Command;
 
 use crate::run::{Answer, Scratch, command};
 
-/// The capabilities that the agent keeps (`cli/src/command/agent/privileges.rs`).
-const CAPABILITIES: [&str; 8] = [
+/// The capabilities that the agent keeps; `SYS_ADMIN` only where the kernel asks for it (`cli/src/command/agent/privileges.rs`).
+const CAPABILITIES: [&str; 9] = [
     "BPF",
     "CHECKPOINT_RESTORE",
     "DAC_READ_SEARCH",
     "PERFMON",
     "SYSLOG",
+    "SYS_ADMIN",
     "SYS_NICE",
     "SYS_PTRACE",
     "SYS_RESOURCE",
