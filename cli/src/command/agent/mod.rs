@@ -112,6 +112,7 @@ pub(crate) fn run(arguments: Arguments, setup: &Setup) -> Result<Status, Error> 
         monitor: Arc::clone(&monitor),
         notifier: Notifier::from_environment(),
         notices,
+        on_cpu: 0,
         budget: (session.method == "ebpf").then(|| CpuBudget::new(frequency, Instant::now())),
     };
     supervisor.notifier.ready();

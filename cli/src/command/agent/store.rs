@@ -5,7 +5,7 @@ use std::mem;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-use otelctx_profile::sample::{Catalog, Counts, Sample};
+use otelctx_profile::sample::{Catalog, Counts, Event, Sample};
 use otelctx_profile::{Clock, Recording};
 use otelctx_sampler::{Sampler, calendar_time};
 
@@ -103,6 +103,8 @@ impl AgentStore {
 
 impl Store for AgentStore {
     fn push(&mut self, sample: &Sample) {
+        let is_on_cpu = !matches!(sample.event, Event::OffCpu(_));
+        self.supervisor.on_cpu += u64::from(is_on_cpu);
         self.samples.push(*sample);
     }
 
