@@ -22,6 +22,9 @@ use crate::{Error, Protocol, other_protocol};
 
 const PROTOBUF: &str = "application/x-protobuf";
 const JSON: &str = "application/json";
+/// How much time is spent for fewer bytes. Of messages of an agent beside compilers, 266 KB each, gzip leaves 37 % at level 1 in 0.9 ms,
+/// 29.4 % at this one in 2.4 ms, and 29.3 % at the level of gRPC's library, 6, in 3.0 ms.
+const LEVEL: Compression = Compression::new(5);
 
 /// Sends over one connection as long as it lasts.
 pub(crate) struct Http {
@@ -55,7 +58,7 @@ impl Http {
         if !self.connector.endpoint().gzip {
             return message.into();
         }
-        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+        let mut encoder = GzEncoder::new(Vec::new(), LEVEL);
         let compressed = encoder.write_all(&message).and_then(|()| encoder.finish());
         compressed.expect("a Vec grows").into()
     }

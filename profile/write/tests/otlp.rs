@@ -366,7 +366,8 @@ fn processes_share_the_locations_of_a_file() {
     let mapping = &dictionary.mapping_table[1];
     let (start, end) = (mapping.memory_start, mapping.memory_limit);
     assert_eq!((start, end, mapping.file_offset), (0x1000, 0x2000, 0x1000));
-    let address = dictionary.location_table[1].address;
+    let innermost = dictionary.stack_table[1].location_indices[0];
+    let address = dictionary.location_table[innermost as usize].address;
     assert_eq!(address, addresses[0] - moved - shop::CODE + 0x1000);
 }
 
@@ -466,13 +467,16 @@ fn a_broken_rule_is_found() {
         dictionary(data).attribute_table[1].value = None
     });
     broken("not in its mapping", &|data| {
-        dictionary(data).location_table[1].address = 1
+        let mut locations = dictionary(data).location_table.iter_mut();
+        locations.find(|it| it.mapping_index > 0).unwrap().address = 1
     });
     broken("mapping has no size", &|data| {
         dictionary(data).mapping_table[1].memory_limit = 0
     });
     broken("a line's function", &|data| {
-        dictionary(data).location_table[1].lines[0].function_index = -1;
+        let mut locations = dictionary(data).location_table.iter_mut();
+        let named = locations.find(|it| !it.lines.is_empty()).unwrap();
+        named.lines[0].function_index = -1;
     });
     broken("a stack's location", &|data| {
         dictionary(data).stack_table[1].location_indices[0] = 99;

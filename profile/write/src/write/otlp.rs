@@ -43,17 +43,30 @@ pub(super) fn write(
     writer: &mut dyn Write,
 ) -> io::Result<()> {
     let groups: Vec<Group<'_>> = profile.groups().collect();
-    write_groups(profile, &groups, options, writer)
+    write_groups(profile, &groups, Order::Similar, options, writer)
+}
+
+/// The order of a dictionary's stacks and locations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// As samples have them.
+    Samples,
+    /// Similar ones beside each other, of which compression leaves less.
+    Similar,
 }
 
 /// Writes a message of these groups, sorted by process and kind, with a dictionary for them.
 fn write_groups<'p>(
     profile: &'p Profile,
     groups: &[Group<'p>],
+    order: Order,
     options: &'p Options,
     writer: &mut dyn Write,
 ) -> io::Result<()> {
     let mut tables = Tables::new(profile, &options.attribute_prefix);
+    if order == Order::Similar {
+        tables.add_stacks(groups.iter().map(|it| it.stack));
+    }
     let mut out = Out {
         writer,
         buffer: Vec::new(),

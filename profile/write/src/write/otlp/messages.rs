@@ -8,7 +8,7 @@ use prost::Message;
 use prost::encoding::encoded_len_varint;
 
 use super::tables::Tables;
-use super::{fill, profile_message, resource_message, scope_message, value, write_groups};
+use super::{Order, fill, profile_message, resource_message, scope_message, value, write_groups};
 use crate::{Group, Options, Profile};
 
 /// The maximum size of a field's key (a byte up to field 15) and length (32 bits, seven per byte).
@@ -61,8 +61,17 @@ impl Iterator for OtlpMessages<'_> {
             return None;
         }
         self.samples = groups.iter().map(|group| group.samples.len()).sum();
-        let mut bytes = Vec::new();
-        write_groups(self.profile, &groups, self.options, &mut bytes).expect("a Vec grows");
+        let write = |order| {
+            let mut bytes = Vec::new();
+            let written = write_groups(self.profile, &groups, order, self.options, &mut bytes);
+            written.expect("a Vec grows");
+            bytes
+        };
+        let bytes = write(Order::Similar);
+        // Entries with other numbers have other sizes: what fits was determined in the order of samples.
+        if bytes.len() > self.limit {
+            return Some(write(Order::Samples));
+        }
         Some(bytes)
     }
 }
