@@ -21,6 +21,8 @@ test "$(otelctx --version)" = "otelctx $version"
 otelctx demo --duration 2 --output demo | grep /checkout
 test -s demo/*.svg
 test -s /usr/share/man/man1/otelctx-record.1*
+test -s /usr/lib/systemd/system/otelctx-agent.service
+otelctx agent --config /etc/otelctx/agent.toml --check-config | grep "^collector"
 bash -c ". /usr/share/bash-completion/completions/otelctx; complete -p otelctx"
 dpkg --remove otelctx
 hash -r
