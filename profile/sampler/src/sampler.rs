@@ -218,6 +218,7 @@ impl Sampler {
             counts: self.counts(),
             incomplete_stacks: self.incomplete_stacks(),
             incomplete_steps: self.incomplete_steps(),
+            waits: self.waits(),
         }
     }
 }

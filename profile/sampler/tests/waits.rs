@@ -505,7 +505,14 @@ fn scans_many(workers: usize, method: WaitMethod) {
     let facts = recording.facts();
     let samples = &mut recording.samples;
     let catalog = &mut recording.catalog;
-    recording.sampler.stop(catalog, &mut |it| samples.push(it));
+    let totals = recording.sampler.stop(catalog, &mut |it| samples.push(it));
+    // The last scan reads what still waits, too.
+    let last = totals.waits.unwrap();
+    assert_eq!(last.method, facts.method);
+    assert!(
+        last.read >= facts.read && last.lost >= facts.lost,
+        "{last:?}"
+    );
     let attached = recording
         .samples
         .iter()

@@ -161,7 +161,7 @@ pub(super) struct ParquetFiles {
     kept: Messages,
     /// Those before, which are being converted, or are again after an error.
     taken: Messages,
-    /// When the oldest message of those that are collected was added, or the last attempt to convert failed.
+    /// When the oldest collected message was added, or the last attempt to convert failed.
     begun: Option<Instant>,
     conversion: Option<JoinHandle<Result<(), Error>>>,
 }
@@ -464,7 +464,7 @@ mod tests {
         files.write_if_due().unwrap();
         files.write_if_due().unwrap();
         assert_eq!((files.kept, files.taken), (some(1, 1, 7), some(1, 18, 5)));
-        // Not those that are being converted.
+        // Messages that are being converted stay.
         files.kept.bytes = MAX_KEPT;
         let discarded = some(1, MAX_KEPT, 7);
         assert_eq!(files.add(b"yz", 8).unwrap(), Some(discarded));

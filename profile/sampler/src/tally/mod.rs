@@ -5,6 +5,7 @@ mod incomplete_steps;
 
 use otelctx_sample::Counts;
 
+use crate::WaitFacts;
 use crate::generated::Unread;
 pub use incomplete_stacks::IncompleteStacks;
 pub(crate) use incomplete_stacks::{StackTally, last_module};
@@ -21,6 +22,8 @@ pub struct Totals {
     pub incomplete_stacks: Vec<IncompleteStacks>,
     /// The reasons for [`Counts::incomplete_steps`], most samples first.
     pub incomplete_steps: Vec<IncompleteSteps>,
+    /// See [`Sampler::waits`](crate::Sampler::waits): with the last scan.
+    pub waits: Option<WaitFacts>,
 }
 
 /// The counters while samples are taken.
