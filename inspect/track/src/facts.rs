@@ -24,8 +24,9 @@ pub struct Facts {
     pub container_id: Option<String>,
     /// The UID of its Kubernetes pod, from its control group.
     pub pod_uid: Option<String>,
-    /// True if it was started with `OTELCTX_PROFILE=off`: it asks agents not to record it.
-    pub opted_out: bool,
+    /// Whether it was started with `OTELCTX_PROFILE=off`: it asks agents not to record it. `None` if its environment cannot be read
+    /// or is empty, as while it executes a program or ends.
+    pub opted_out: Option<bool>,
 }
 
 impl Facts {
@@ -80,11 +81,12 @@ fn pod_uid(groups: &str) -> Option<String> {
     })
 }
 
-/// Returns whether a process was started with the variable that asks agents not to record it.
-fn opted_out(process: &remote::Process) -> bool {
-    let variables = process.environment(ENVIRONMENT_LIMIT).unwrap_or_default();
+/// Returns whether a process was started with the variable that asks agents not to record it, if it has an environment.
+fn opted_out(process: &remote::Process) -> Option<bool> {
+    let variables = process.environment(ENVIRONMENT_LIMIT).ok()?;
     let found = variables.iter().find(|(name, _)| name == OPT_OUT);
-    found.is_some_and(|(_, value)| value.eq_ignore_ascii_case("off"))
+    let asks = found.is_some_and(|(_, value)| value.eq_ignore_ascii_case("off"));
+    (!variables.is_empty()).then_some(asks)
 }
 
 #[cfg(test)]
@@ -137,9 +139,10 @@ mod tests {
             while process.environment(1 << 20).unwrap().is_empty() {
                 std::thread::yield_now();
             }
-            assert_eq!(Facts::of(&process).opted_out, expected, "{value}");
+            assert_eq!(Facts::of(&process).opted_out, Some(expected), "{value}");
             child.kill().unwrap();
             child.wait().unwrap();
+            assert_eq!(Facts::of(&process).opted_out, None);
         }
     }
 

@@ -11,6 +11,7 @@ use crate::Error;
 use crate::code::CodeMappings;
 use crate::generated::GeneratedCode;
 use crate::key_maps::KeyMaps;
+use crate::processes::OptedOut;
 use crate::processes::ThreadNames;
 use crate::walkers::KnownWalkers;
 
@@ -59,12 +60,14 @@ impl SampledProcess {
         process: &TrackedProcess,
         catalog: &mut Catalog,
         thread: (i32, &str),
+        opted_out: &mut OptedOut,
     ) -> ProcessId {
         if let Some(id) = self.id {
             return id;
         }
         let known = self.known.as_ref();
         if let Some((_, facts)) = known.filter(|(read, _)| read.elapsed() < FACTS_LIFETIME) {
+            opted_out.of(process.pid(), Some(facts.opted_out));
             let id = catalog.add_process(facts.clone());
             self.id = Some(id);
             self.describe(process, catalog);
@@ -94,7 +97,7 @@ impl SampledProcess {
             executable,
             container_id: known.container_id,
             pod_uid: known.pod_uid,
-            opted_out: known.opted_out,
+            opted_out: opted_out.of(process.pid(), known.opted_out),
             ..ProcessFacts::default()
         };
         // What executes another program, or has ended, has other facts soon, or none that are worth keeping.

@@ -4,6 +4,7 @@ mod context;
 mod following;
 mod generated;
 mod names;
+mod opted_out;
 mod reasons;
 mod runtimes;
 mod untracked;
@@ -31,6 +32,7 @@ use crate::{Options, Targets, monotonic};
 pub(crate) use following::Changes;
 use following::Following;
 pub(crate) use names::ThreadNames;
+pub(crate) use opted_out::OptedOut;
 use runtimes::{Merged, unnamed_frames};
 use untracked::Untracked;
 use waits::KnownWaits;
@@ -48,6 +50,7 @@ pub(crate) struct Processes {
     only_walk: SecondWalk,
     known_walks: KnownWalks,
     pub(crate) waits: KnownWaits,
+    opted_out: OptedOut,
 }
 
 /// Following processes.
@@ -74,6 +77,7 @@ impl Processes {
             only_walk: SecondWalk::for_only_walks(),
             known_walks: KnownWalks::default(),
             waits: KnownWaits::new(),
+            opted_out: OptedOut::default(),
         }
     }
 
@@ -218,6 +222,7 @@ impl Processes {
         self.known_walks.remove(pid);
         let is_kept = match change {
             MemoryChange::Forked { parent } => {
+                self.opted_out.fork(pid, parent);
                 !self.follows(parent) || self.untracked.fork(pid, parent, time)
             }
             MemoryChange::Exit => {
@@ -510,9 +515,10 @@ impl Processes {
     fn describe(&mut self, seen: &Observation<'_>, catalog: &mut Catalog) -> ProcessId {
         self.track_untracked(seen.pid);
         let tracked = self.following.tracker.get_or_add(seen.pid);
+        let thread = (seen.tid, seen.comm);
         let id = tracked
             .data
-            .id(&tracked.process, catalog, (seen.tid, seen.comm));
+            .id(&tracked.process, catalog, thread, &mut self.opted_out);
         let running = tracked.process.reader().and_then(|it| it.running().ok());
         let code = &mut tracked.data.code;
         code.explain(id, running, seen.user_stack, &mut self.modules, catalog);

@@ -18,9 +18,13 @@ struct Sleeper(Child);
 
 impl Sleeper {
     fn start() -> Self {
+        Self::start_with("OTEL_SERVICE_NAME", "sleeper")
+    }
+
+    fn start_with(variable: &str, value: &str) -> Self {
         loop {
             let mut command = Command::new("cat");
-            command.env("OTEL_SERVICE_NAME", "sleeper");
+            command.env(variable, value);
             command.stdin(Stdio::piped()).stdout(Stdio::piped());
             let mut this = Self(command.spawn().unwrap());
             // It returns what it is given once it has started.
@@ -130,6 +134,28 @@ fn a_process_that_publishes_nothing_is_not_published_from_its_first_sample_on() 
     let mut pids = children.each_ref().map(|it| it.0.id() as i32);
     pids.sort_unstable();
     assert_eq!(changed, pids);
+}
+
+/// Its environment can be read no more.
+#[test]
+fn a_child_that_has_ended_is_asked_by_the_environment_of_its_parent() {
+    let mut processes = processes_with(Some(Duration::ZERO));
+    let mut catalog = Catalog::new();
+    let opted_out_parent = Sleeper::start_with("OTELCTX_PROFILE", "off");
+    let parent = opted_out_parent.0.id() as i32;
+    // No processes have such IDs.
+    let (child, other) = (i32::MAX, i32::MAX - 1);
+    processes.report(Report {
+        time: 1,
+        pid: child,
+        change: MemoryChange::Forked { parent },
+    });
+    let opted_out = [parent, child, other].map(|pid| {
+        let sample = processes.sample(&observation(pid), &mut catalog);
+        let process = catalog.thread_facts(sample.thread).process;
+        catalog.process(process).opted_out
+    });
+    assert_eq!(opted_out, [true, true, false]);
 }
 
 #[test]

@@ -1,0 +1,94 @@
+//! Which processes have asked not to be recorded, also where that can no longer be read: a process that has ended is asked by the
+//! environment of the one that it was forked from.
+
+use std::collections::HashMap;
+
+use foldhash::fast::RandomState;
+
+/// Maximum number of processes that are remembered. The end of a process may go unreported.
+const MAX_PROCESSES: usize = 16_384;
+/// Maximum number of processes between one that has ended and one whose environment was read.
+const MAX_GENERATIONS: usize = 16;
+
+#[derive(Debug, Default)]
+pub(crate) struct OptedOut {
+    /// What the environments of processes say.
+    known: HashMap<i32, bool, RandomState>,
+    parents: HashMap<i32, i32, RandomState>,
+}
+
+impl OptedOut {
+    /// Notes that a process was forked: what is known of an earlier one with its ID no longer holds.
+    pub(super) fn fork(&mut self, pid: i32, parent: i32) {
+        self.known.remove(&pid);
+        insert(&mut self.parents, pid, parent);
+    }
+
+    /// Returns whether a process has opted out: by its own environment if that was read, else by that of the nearest process that
+    /// it descends from.
+    pub(crate) fn of(&mut self, pid: i32, own: Option<bool>) -> bool {
+        match own {
+            Some(own) => {
+                insert(&mut self.known, pid, own);
+                own
+            }
+            None => self.inherited(pid),
+        }
+    }
+
+    fn inherited(&self, pid: i32) -> bool {
+        let parents = std::iter::successors(Some(pid), |pid| self.parents.get(pid).copied());
+        let mut known = parents
+            .take(1 + MAX_GENERATIONS)
+            .filter_map(|it| self.known.get(&it));
+        known.next().copied().unwrap_or(false)
+    }
+}
+
+fn insert<T>(all: &mut HashMap<i32, T, RandomState>, pid: i32, value: T) {
+    if all.len() >= MAX_PROCESSES {
+        all.clear();
+    }
+    all.insert(pid, value);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_environment_that_was_read_decides() {
+        let mut opted_out = OptedOut::default();
+        assert!(opted_out.of(1, Some(true)));
+        opted_out.fork(2, 1);
+        opted_out.fork(3, 2);
+        assert!(opted_out.of(2, None) && opted_out.of(3, None));
+        assert!(!opted_out.of(2, Some(false)));
+        assert!(!opted_out.of(3, None));
+        // Other processes with these IDs.
+        opted_out.fork(2, 1);
+        assert!(opted_out.of(3, None));
+        opted_out.fork(1, 9);
+        assert!(!opted_out.of(3, None) && !opted_out.of(7, None));
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let mut opted_out = OptedOut::default();
+        opted_out.of(1, Some(true));
+        // Parents in a circle end.
+        opted_out.fork(2, 3);
+        opted_out.fork(3, 2);
+        assert!(!opted_out.of(3, None));
+        for pid in 2..2 + MAX_GENERATIONS as i32 + 1 {
+            opted_out.fork(pid, pid - 1);
+        }
+        let last = 1 + MAX_GENERATIONS as i32;
+        assert!(opted_out.of(last, None) && !opted_out.of(last + 1, None));
+        for pid in 0..3 * MAX_PROCESSES as i32 {
+            opted_out.fork(pid, 1);
+            opted_out.of(pid, Some(false));
+            assert!(opted_out.known.len().max(opted_out.parents.len()) <= MAX_PROCESSES);
+        }
+    }
+}
