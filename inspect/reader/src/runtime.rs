@@ -199,9 +199,14 @@ pub trait RuntimeProcess: fmt::Debug + Send + Sync {
         Vec::new()
     }
 
-    /// The name that the program has given to a thread, where the kernel does not have it. `thread` was read before;
-    /// the thread runs.
-    fn thread_name(&self, target: &dyn Target, tid: i32, thread: &RuntimeThread) -> Option<String> {
+    /// The name that the program has given to a thread, where the kernel does not have it. `thread` was read before, if
+    /// [`Self::thread`] returned something; the thread runs.
+    fn thread_name(
+        &self,
+        target: &dyn Target,
+        tid: i32,
+        thread: Option<&RuntimeThread>,
+    ) -> Option<String> {
         let _ = (target, tid, thread);
         None
     }

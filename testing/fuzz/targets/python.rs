@@ -65,7 +65,7 @@ fuzz_target!(|data: &[u8]| {
     assert_eq!(python.thread(&target, THREAD), thread);
     if let Ok(Some(thread)) = &thread {
         memory.take_reads();
-        let name = python.thread_name(&target, THREAD.tid, thread);
+        let name = python.thread_name(&target, THREAD.tid, Some(thread));
         assert!(name.is_none_or(|name| name.len() <= MAX_NAME));
         let reads = memory.take_reads();
         assert!(reads <= MAX_NAME_READS, "{reads} reads");

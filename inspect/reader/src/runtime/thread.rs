@@ -86,13 +86,13 @@ pub fn thread_name(
     tid: i32,
     readings: &[RuntimeReading],
 ) -> Option<String> {
-    let name = |reading: &RuntimeReading| {
-        let thread = reading.thread.as_ref().ok()?;
-        let present = present.iter().find(|it| it.name == reading.name)?;
+    let name = |present: &Present| {
         let process = present.process.as_ref().ok()?;
+        let reading = readings.iter().find(|it| it.name == present.name);
+        let thread = reading.and_then(|it| it.thread.as_ref().ok());
         process.thread_name(target, tid, thread)
     };
-    let name = readings.iter().find_map(name)?;
+    let name = present.iter().find_map(name)?;
     target.thread(tid).is_ok().then_some(name)
 }
 

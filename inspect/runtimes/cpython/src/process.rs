@@ -196,7 +196,13 @@ impl RuntimeProcess for PythonProcess {
     }
 
     /// The first thread has the program's name.
-    fn thread_name(&self, target: &dyn Target, tid: i32, thread: &RuntimeThread) -> Option<String> {
+    fn thread_name(
+        &self,
+        target: &dyn Target,
+        tid: i32,
+        thread: Option<&RuntimeThread>,
+    ) -> Option<String> {
+        let thread = thread?;
         if target.pid() == Some(tid) || fact(&thread.facts, "version").is_some() {
             return None;
         }

@@ -1,9 +1,12 @@
 //! Where this version of HotSpot keeps what stacks and names need.
 
+mod threads;
+
 use otelctx_reader::remote::{Memory, MemoryError, Target};
 use otelctx_reader::runtime::RuntimeError;
 
 use crate::tables::{Field, Tables, c_string};
+pub(crate) use threads::{ClassFields, ThreadList, Threads, ZPointers};
 
 /// The slots of an interpreter's frame, in words from the frame pointer (`frame_x86.hpp`), from JDK 9 on and before.
 const BYTECODE_SLOT: i64 = -8;
@@ -31,6 +34,8 @@ pub(crate) struct Layout {
     /// The address of the variable with the address to which the stub that calls Java returns.
     pub(crate) call_stub_return: u64,
     pub(crate) classes: Option<Classes>,
+    /// `None` if the tables lack what names of threads need.
+    pub(crate) threads: Option<Threads>,
 }
 
 /// Where the list of code heaps is.
@@ -175,6 +180,20 @@ impl Find<'_> {
         field.map(|field| field.at).ok_or_else(|| missing(of, name))
     }
 
+    /// The address of the pointer to a class that the virtual machine itself knows.
+    fn known_class(&self, name: &str) -> Result<u64, RuntimeError> {
+        let entry = format!("::{name}_knum");
+        let mut fields = self.0.fields.iter();
+        let found = fields.find(|((of, field), known)| {
+            known.is_static
+                && ["vmClasses", "SystemDictionary"].contains(&&**of)
+                && field.contains(&entry)
+        });
+        found
+            .map(|(_, known)| known.at)
+            .ok_or_else(|| missing("vmClasses", name))
+    }
+
     fn field(&self, of: &str, name: &str) -> Result<Field, RuntimeError> {
         self.known(of, name).ok_or_else(|| missing(of, name))
     }
@@ -238,6 +257,7 @@ impl Layout {
                 .map(|field| field.at),
             call_stub_return: find.variable("StubRoutines", "_call_stub_return_address")?,
             classes: classes(&find).ok(),
+            threads: threads::threads(&find).ok(),
         })
     }
 

@@ -2,6 +2,8 @@
 
 mod code_cache;
 mod compressed;
+mod fields;
+mod heap;
 mod layout;
 mod method;
 mod names;
@@ -11,6 +13,7 @@ mod scopes;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod threads;
 mod walk;
 
 use std::sync::Arc;

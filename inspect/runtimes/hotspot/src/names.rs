@@ -38,12 +38,7 @@ impl MethodNames {
         let of = &layout.method;
         let pool = method.constants(layout);
         let holder = memory.read_u64(pool.wrapping_add(of.holder))?;
-        let constant = |index: u64, limit: u64| -> Result<String, MemoryError> {
-            let place = pool
-                .wrapping_add(of.constants_size)
-                .wrapping_add(index.wrapping_mul(8));
-            symbol(memory, layout, memory.read_u64(place)?, limit)
-        };
+        let constant = |index, limit| constant(memory, layout, pool, index, limit);
         let name = constant(method.constant.int(of.name), MAX_NAME)?;
         let class = memory.read_u64(holder.wrapping_add(of.class_name))?;
         let class = class_name(&symbol(memory, layout, class, MAX_NAME)?);
@@ -116,6 +111,20 @@ pub(crate) fn stub(name: &str) -> NamedFrame {
         function: name.into(),
         ..NamedFrame::default()
     }
+}
+
+/// Reads a constant that is a text, at most `limit` bytes of it. `pool` is the address of a class's constants.
+pub(crate) fn constant(
+    memory: &dyn Memory,
+    layout: &Layout,
+    pool: u64,
+    index: u64,
+    limit: u64,
+) -> Result<String, MemoryError> {
+    let place = pool
+        .wrapping_add(layout.method.constants_size)
+        .wrapping_add(index.wrapping_mul(8));
+    symbol(memory, layout, memory.read_u64(place)?, limit)
 }
 
 /// Reads a symbol, at most `limit` bytes of it.

@@ -1,6 +1,7 @@
 //! HotSpot in one process.
 
 use std::collections::HashMap;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use otelctx_reader::format::process_context::{Attributes, Value};
@@ -16,6 +17,7 @@ use crate::method::{Method, find_class_number};
 use crate::names::{self, MethodNames};
 use crate::record::{MethodIdentity, Record};
 use crate::scopes::scopes;
+use crate::threads::{KnownThreads, agree};
 use crate::walk::Codelets;
 use crate::walk::HotSpotCode;
 
@@ -32,6 +34,7 @@ pub(crate) struct HotSpotProcess {
     /// `None` until the virtual machine has made its heaps of code. Read again until it has started.
     code: Mutex<Option<Arc<HotSpotCode>>>,
     known: Mutex<Known>,
+    threads: Mutex<KnownThreads>,
     limit: ReadLimit,
 }
 
@@ -61,6 +64,7 @@ impl HotSpotProcess {
             layout: Arc::new(layout),
             code: Mutex::default(),
             known: Mutex::default(),
+            threads: Mutex::default(),
             limit: ReadLimit::default(),
         }
     }
@@ -243,6 +247,26 @@ impl RuntimeProcess for HotSpotProcess {
     /// Frames are found by [`Self::generated`], without the thread's own data.
     fn thread(&self, _: &dyn Target, _: ThreadView) -> Result<Option<RuntimeThread>, RuntimeError> {
         Ok(None)
+    }
+
+    /// It belongs to the platform's thread: that of a virtual thread's carrier.
+    fn thread_name(
+        &self,
+        target: &dyn Target,
+        tid: i32,
+        _: Option<&RuntimeThread>,
+    ) -> Option<String> {
+        let of = self.layout.threads.as_ref()?;
+        let limited = LimitedMemory::new(target, &self.limit);
+        let id = target.inner_tid(tid)?;
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = threads.name(&limited, &self.layout, of, id)?;
+        drop(threads);
+        if !name.is_certain {
+            let of_kernel = target.thread(tid).ok()?.name?;
+            return agree(&name.text, of_kernel.as_bytes()).then_some(name.text);
+        }
+        Some(name.text)
     }
 
     fn generated(&self, target: &dyn Target) -> Option<Arc<dyn GeneratedCode>> {

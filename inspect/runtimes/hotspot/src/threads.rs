@@ -1,0 +1,151 @@
+//! The names of Java's threads: the kernel keeps 15 bytes of them.
+
+use std::collections::HashMap;
+
+use otelctx_reader::remote::Memory;
+
+use crate::heap::{Colors, Objects};
+use crate::layout::{Layout, ThreadList, Threads};
+
+/// Maximum number of threads that are read.
+const MAX_THREADS: usize = 16 << 10;
+/// Number of bytes of a thread's name that the kernel keeps.
+const KERNEL_NAME: usize = 15;
+
+/// The threads as they were read last.
+#[derive(Debug, Default)]
+pub(crate) struct KnownThreads {
+    /// The addresses of all threads.
+    all: Vec<u64>,
+    /// By the threads' IDs in the process's PID namespace.
+    by_id: HashMap<i32, u64>,
+    objects: Option<Objects>,
+}
+
+/// The name of a thread.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ThreadName {
+    pub(crate) text: String,
+    /// False if the collector may have put another object in its place.
+    pub(crate) is_certain: bool,
+}
+
+impl KnownThreads {
+    /// Reads the name of a thread, which runs. `id` is its ID in the process's own PID namespace.
+    pub(crate) fn name(
+        &mut self,
+        memory: &dyn Memory,
+        layout: &Layout,
+        of: &Threads,
+        id: i32,
+    ) -> Option<ThreadName> {
+        let thread = self.find(memory, of, id)?;
+        let objects = match self.objects {
+            Some(objects) => objects,
+            None => *self.objects.insert(Objects::read(memory, layout, of)?),
+        };
+        let colors = Colors::read(memory, &of.z)?;
+        let handle = memory.read_u64(thread.wrapping_add(of.object)).ok()?;
+        let object = || {
+            let raw = match of.has_handle {
+                true => memory.read_u64(handle).ok()?,
+                false => memory.read_u64(thread.wrapping_add(of.object)).ok()?,
+            };
+            colors.decode(raw)
+        };
+        let before = object()?;
+        let name_at = before.object.wrapping_add(objects.name);
+        let name = objects.reference(memory, of, colors, name_at)?;
+        let (text, is_certain) = objects.text(memory, of, colors, name.object)?;
+        // It is still that object, and the same thread's.
+        let is_same = objects.reference(memory, of, colors, name_at)? == name
+            && object()? == before
+            && Colors::read(memory, &of.z)? == colors
+            && id_of(memory, of, thread) == Some(id);
+        (is_same && !text.is_empty()).then_some(ThreadName {
+            text,
+            is_certain: is_certain && name.is_certain && before.is_certain,
+        })
+    }
+
+    /// The address of a thread.
+    fn find(&mut self, memory: &dyn Memory, of: &Threads, id: i32) -> Option<u64> {
+        if let Some(thread) = self.by_id.get(&id)
+            && id_of(memory, of, *thread) == Some(id)
+        {
+            return Some(*thread);
+        }
+        let all = threads(memory, &of.list)?;
+        if all != self.all {
+            let ids = all
+                .iter()
+                .map(|thread| (id_of(memory, of, *thread), *thread));
+            self.by_id = ids.filter_map(|(id, thread)| Some((id?, thread))).collect();
+            self.all = all;
+        }
+        let thread = self.by_id.get(&id).copied();
+        thread.filter(|thread| id_of(memory, of, *thread) == Some(id))
+    }
+}
+
+/// Reads the addresses of all threads.
+fn threads(memory: &dyn Memory, list: &ThreadList) -> Option<Vec<u64>> {
+    match *list {
+        ThreadList::Array {
+            list,
+            length,
+            threads,
+        } => {
+            let list = memory.read_u64(list).ok()?;
+            let length = memory.read_u32(list.wrapping_add(length)).ok()?;
+            let length = MAX_THREADS.min(length as usize);
+            let threads = memory.read_u64(list.wrapping_add(threads)).ok()?;
+            let bytes = memory.read_vec(threads, 8 * length as u64, 8 * MAX_THREADS);
+            let (words, _) = bytes.as_deref().ok()?.as_chunks::<8>();
+            Some(words.iter().map(|it| u64::from_le_bytes(*it)).collect())
+        }
+        ThreadList::Linked { first, next } => {
+            let (mut all, mut thread) = (Vec::new(), memory.read_u64(first).ok()?);
+            while thread != 0 && all.len() < MAX_THREADS {
+                all.push(thread);
+                thread = memory.read_u64(thread.wrapping_add(next)).ok()?;
+            }
+            Some(all)
+        }
+    }
+}
+
+fn id_of(memory: &dyn Memory, of: &Threads, thread: u64) -> Option<i32> {
+    let system = memory
+        .read_u64(thread.wrapping_add(of.system_thread))
+        .ok()?;
+    let id = memory.read_u32(system.wrapping_add(of.id)).ok()?;
+    i32::try_from(id).ok()
+}
+
+/// Returns whether the kernel can have this name of a thread with this name in Java: its start, or from JDK 21 on the start and
+/// the end (`os::set_native_thread_name`).
+pub(crate) fn agree(name: &str, of_kernel: &[u8]) -> bool {
+    let name = name.as_bytes();
+    if name.len() <= KERNEL_NAME {
+        return name == of_kernel;
+    }
+    let is_start = of_kernel.len() == KERNEL_NAME && name.starts_with(of_kernel);
+    let (start, end) = (&name[..7], &name[name.len() - 6..]);
+    is_start || of_kernel == [start, b"..", end].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::agree;
+
+    #[test]
+    fn names_of_the_kernel_are_parts_of_javas() {
+        assert!(agree("short", b"short"));
+        assert!(!agree("short", b"sho") && !agree("short", b"shorter"));
+        assert!(agree("http-nio-8080-exec-1", b"http-nio-8080-e"));
+        assert!(agree("http-nio-8080-exec-1", b"http-ni..exec-1"));
+        assert!(!agree("http-nio-8080-exec-1", b"http-nio-8080"));
+        assert!(!agree("http-nio-8080-exec-1", b"http-ni..exec-2"));
+    }
+}
