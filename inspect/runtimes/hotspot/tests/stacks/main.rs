@@ -27,6 +27,9 @@ const WAYS: [&[&str]; 4] = [
     &["-XX:-TieredCompilation"],
 ];
 
+/// Number of times that a thread is interrupted again before a copy of its stack is walked.
+const INTERRUPTED_AGAIN: usize = 3;
+
 /// When a stack is walked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Walk {
@@ -93,7 +96,12 @@ fn compare(java: &Java, options: &[&str], walk: Walk, frames: usize) -> Option<T
             Walk::Later => {
                 let copied = reader.copy(&held);
                 let calls = agent.calls();
-                std::thread::sleep(Duration::from_millis(10));
+                // It has run then, and may have run other code.
+                for _ in 0..INTERRUPTED_AGAIN {
+                    if agent.hold(thread).is_some() {
+                        agent.calls();
+                    }
+                }
                 (reader.walk(&held, Some(copied)), calls)
             }
         };
@@ -102,30 +110,41 @@ fn compare(java: &Java, options: &[&str], walk: Walk, frames: usize) -> Option<T
     Some(tally)
 }
 
-/// Panics unless the stacks of a program with these options are right.
-fn assert_right(java: &Java, options: &[&str], walk: Walk, frames: usize) {
-    if !java.starts_with(options) {
-        return println!("skipped: Java {} has no {options:?}", java.name);
+/// What is compared, and which of it was wrong: all of it is compared before a test fails.
+#[derive(Default)]
+struct Comparison {
+    wrong: Vec<String>,
+}
+
+impl Comparison {
+    /// Compares this number of frames of a program with these options.
+    fn add(&mut self, java: &Java, options: &[&str], walk: Walk, frames: usize) {
+        if !java.starts_with(options) {
+            return println!("skipped: Java {} has no {options:?}", java.name);
+        }
+        if let Some(tally) = compare(java, options, walk, frames) {
+            let is_old = ["8", "11"].iter().any(|old| java.name.starts_with(old));
+            if !tally.is_right(is_old) {
+                self.wrong.push(tally.to_string());
+            }
+        }
     }
-    if let Some(tally) = compare(java, options, walk, frames) {
-        let is_old = ["8", "11"].iter().any(|old| java.name.starts_with(old));
-        tally.assert_right(is_old);
+
+    fn assert_right(self) {
+        assert!(self.wrong.is_empty(), "{:#?}", self.wrong);
     }
 }
 
 /// However methods are executed, and while classes and their code are made and dropped.
 #[test]
 fn methods_at_any_instruction_match_what_the_virtual_machine_says() {
+    let (mut comparison, frames) = (Comparison::default(), tier::usual_or_all(1500, 20_000));
     for java in Java::all() {
         for options in WAYS {
-            assert_right(
-                &java,
-                options,
-                Walk::Stopped,
-                tier::usual_or_all(1500, 20_000),
-            );
+            comparison.add(&java, options, Walk::Stopped, frames);
         }
     }
+    comparison.assert_right();
 }
 
 #[test]
@@ -133,19 +152,23 @@ fn methods_match_what_the_virtual_machine_says_with_each_collector() {
     if tier::left_to_all("collectors of Java") {
         return;
     }
+    let mut comparison = Comparison::default();
     for java in Java::all() {
         for collector in COLLECTORS {
             let experimental = "-XX:+UnlockExperimentalVMOptions";
             let collector = format!("-XX:+Use{collector}GC");
-            assert_right(&java, &[experimental, &collector], Walk::Stopped, 10_000);
+            comparison.add(&java, &[experimental, &collector], Walk::Stopped, 10_000);
         }
     }
+    comparison.assert_right();
 }
 
 /// The stack of a recorded sample is walked when its thread has gone on.
 #[test]
 fn methods_of_copied_stacks_match_what_the_virtual_machine_says() {
+    let (mut comparison, frames) = (Comparison::default(), tier::usual_or_all(1500, 20_000));
     for java in Java::all() {
-        assert_right(&java, &[], Walk::Later, tier::usual_or_all(1500, 20_000));
+        comparison.add(&java, &[], Walk::Later, frames);
     }
+    comparison.assert_right();
 }

@@ -145,6 +145,18 @@ impl Reader {
         (start..end, bytes)
     }
 
+    /// The code around the place where a thread is interrupted, and the top of its stack, for messages.
+    fn interrupted(&self, registers: &Registers) -> Vec<String> {
+        let (pc, sp) = (registers.instruction_pointer(), registers.stack_pointer());
+        let code = self.memory.read_vec(pc - 48, 96, 96).unwrap_or_default();
+        let words = (0..24).map(|index| self.memory.read_u64(sp + 8 * index).unwrap_or_default());
+        let frame_pointer = registers.get(6).unwrap_or_default();
+        vec![
+            format!("pc {pc:#x}, sp {sp:#x}, rbp {frame_pointer:#x}, from pc - 48: {code:02x?}"),
+            format!("stack {:x?}", words.collect::<Vec<_>>()),
+        ]
+    }
+
     /// Walks the stack of a thread that waits, or a copy of it.
     pub(crate) fn walk(
         &mut self,
@@ -182,7 +194,7 @@ impl Reader {
         let mut frames = Vec::new();
         let limit = MAX_FRAMES;
         let end = walk_generated(registers, code, &walkers, memory, limit, &mut frames);
-        let (mut methods, mut all) = (Vec::new(), Vec::new());
+        let (mut methods, mut all) = (Vec::new(), self.interrupted(registers));
         let target = self.target();
         let mut stubs = Vec::new();
         for (number, frame) in frames.iter().enumerate() {
