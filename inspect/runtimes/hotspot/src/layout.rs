@@ -111,6 +111,8 @@ pub(crate) enum DebugInfo {
 
 #[derive(Debug)]
 pub(crate) struct Method {
+    /// Number of bytes of a method with the next two.
+    pub(crate) size: u64,
     pub(crate) const_method: u64,
     pub(crate) access: Field,
     pub(crate) constants: u64,
@@ -261,6 +263,12 @@ impl Layout {
         })
     }
 
+    /// The address of an entry of the constants of a class.
+    pub(crate) fn constant_at(&self, constants: u64, index: u64) -> u64 {
+        let entries = constants.wrapping_add(self.method.constants_size);
+        entries.wrapping_add(index.wrapping_mul(8))
+    }
+
     /// Returns what is subtracted from each byte of a compressed number.
     pub(crate) fn excluded_bytes(&self) -> u32 {
         u32::from(self.major >= NO_ZERO_BYTES)
@@ -356,9 +364,12 @@ fn method(find: &Find<'_>) -> Result<Method, RuntimeError> {
     let source = "_source_file_name_index";
     let in_constants = find.known("ConstantPool", source);
     let in_class = || find.known("InstanceKlass", source);
+    let const_method = find.at("Method", "_constMethod")?;
+    let access = find.field("Method", "_access_flags")?;
     Ok(Method {
-        const_method: find.at("Method", "_constMethod")?,
-        access: find.field("Method", "_access_flags")?,
+        size: (const_method + 8).max(access.at + u64::from(access.size)),
+        const_method,
+        access,
         constants: of("_constants")?.at,
         id: of("_method_idnum")?,
         code_size: of("_code_size")?,
@@ -433,6 +444,13 @@ impl Object {
             is_static: false,
             size: 8,
         })
+    }
+
+    /// The bytes at an offset; none beyond the end.
+    pub(crate) fn bytes(&self, offset: u64, length: u64) -> &[u8] {
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        let end = start.saturating_add(usize::try_from(length).unwrap_or(usize::MAX));
+        self.bytes.get(start..end).unwrap_or_default()
     }
 
     /// The value of a field without a sign; 0 beyond the end.

@@ -2,7 +2,7 @@
 
 use otelctx_reader::remote::{Memory, MemoryError};
 
-use crate::layout::{Layout, Object, read_int};
+use crate::layout::{Layout, Object};
 use crate::record::MethodIdentity;
 
 /// A flag of a method in a class file: its body is native code.
@@ -16,6 +16,8 @@ pub(crate) struct Method {
     pub(crate) address: u64,
     pub(crate) is_native: bool,
     pub(crate) constant: Object,
+    /// The constants of its class.
+    pub(crate) constants: Object,
     /// The addresses of its bytecode.
     pub(crate) code: (u64, u64),
 }
@@ -25,12 +27,13 @@ impl Method {
     pub(crate) fn read(memory: &dyn Memory, layout: &Layout, address: u64) -> Option<Self> {
         let of = &layout.method;
         let word = |address: u64, offset: u64| memory.read_u64(address.wrapping_add(offset)).ok();
-        let constant = word(address, of.const_method)?;
-        let is_native = read_int(memory, address, of.access).ok()? & NATIVE != 0;
+        let method = Object::read(memory, address, of.size).ok()?;
+        let is_native = method.int(of.access) & NATIVE != 0;
+        let constant = method.word(of.const_method);
         let constant = Object::read(memory, constant, of.const_method_size).ok()?;
         let constants = constant.word(of.constants);
-        let class = word(constants, of.holder)?;
-        if word(class, of.class_constants)? != constants {
+        let constants = Object::read(memory, constants, CONSTANTS_SIZE).ok()?;
+        if word(constants.word(of.holder), of.class_constants)? != constants.address {
             return None;
         }
         let start = constant.address.wrapping_add(of.const_method_size);
@@ -39,13 +42,20 @@ impl Method {
             address,
             is_native,
             constant,
+            constants,
             code,
         })
     }
 
-    /// The address of the constants of its class.
-    pub(crate) fn constants(&self, layout: &Layout) -> u64 {
-        self.constant.word(layout.method.constants)
+    /// The address of its class.
+    pub(crate) fn class(&self, layout: &Layout) -> u64 {
+        self.constants.word(layout.method.holder)
+    }
+
+    /// The address of its name: there is one of each text.
+    pub(crate) fn name(&self, memory: &dyn Memory, layout: &Layout) -> Result<u64, MemoryError> {
+        let index = self.constant.int(layout.method.name);
+        memory.read_u64(layout.constant_at(self.constants.address, index))
     }
 
     /// The position in the bytecode of an address of it, in bytes.
@@ -63,15 +73,34 @@ impl Method {
         layout: &Layout,
         class_number: Option<u64>,
     ) -> Result<MethodIdentity, MemoryError> {
-        let of = &layout.method;
-        let constants = Object::read(memory, self.constants(layout), CONSTANTS_SIZE)?;
-        let holder = constants.word(of.holder);
+        let holder = self.class(layout);
         let class = match class_number {
             Some(offset) => memory.read_u64(holder.wrapping_add(offset))? >> CLASS_NUMBER_SHIFT,
             None => holder,
         };
-        let number = self.constant.int(of.id) as u16;
+        let number = self.constant.int(layout.method.id) as u16;
         Ok(MethodIdentity { class, number })
+    }
+
+    /// Reads the same of the class that its constants belong to now: their memory may have become other ones'.
+    pub(crate) fn identity_now(
+        &self,
+        memory: &dyn Memory,
+        layout: &Layout,
+        class_number: Option<u64>,
+    ) -> Result<MethodIdentity, MemoryError> {
+        let constants = Object::read(memory, self.constants.address, CONSTANTS_SIZE)?;
+        let constant = Object::read(
+            memory,
+            self.constant.address,
+            layout.method.const_method_size,
+        )?;
+        let now = Self {
+            constant,
+            constants,
+            ..*self
+        };
+        now.identity(memory, layout, class_number)
     }
 }
 

@@ -1,10 +1,12 @@
 //! The names of methods, and lines in their files.
 
+use std::sync::Arc;
+
 use otelctx_reader::remote::{Memory, MemoryError};
 use otelctx_reader::sample::{FrameKind, NamedFrame};
 
 use crate::compressed::Stream;
-use crate::layout::{Layout, SourceFile, read_int};
+use crate::layout::{Layout, Object, SourceFile, read_int};
 use crate::method::Method;
 
 /// Maximum number of bytes kept of a name, and of a file's.
@@ -17,14 +19,50 @@ const MAX_LINES: usize = 1 << 20;
 /// The bit of a `ConstMethod`'s flags that says that it has a table of lines.
 const HAS_LINES: u64 = 1;
 
+/// The texts that all methods of a class share.
+#[derive(Debug)]
+pub(crate) struct ClassNames {
+    /// `shop.Cart`
+    name: String,
+    file: String,
+}
+
+impl ClassNames {
+    /// Reads those of a method's class.
+    pub(crate) fn read(
+        memory: &dyn Memory,
+        layout: &Layout,
+        method: &Method,
+    ) -> Result<Self, MemoryError> {
+        let (of, constants) = (&layout.method, &method.constants);
+        let holder = method.class(layout);
+        let name = memory.read_u64(holder.wrapping_add(of.class_name))?;
+        let source = match of.source_file {
+            SourceFile::InConstants(field) => read_int(memory, constants.address, field)?,
+            SourceFile::InClass(field) => read_int(memory, holder, field)?,
+            SourceFile::Unknown => 0,
+        };
+        Ok(Self {
+            name: class_name(&symbol(memory, layout, name, MAX_NAME)?),
+            file: match source {
+                0 => String::new(),
+                index => constant(memory, layout, constants.address, index, MAX_FILE)?,
+            },
+        })
+    }
+
+    /// Its memory, in bytes.
+    pub(crate) fn memory(&self) -> usize {
+        size_of::<Self>() + self.name.len() + self.file.len()
+    }
+}
+
 /// The texts and lines of a method, for frames at any of its places.
 #[derive(Debug)]
 pub(crate) struct MethodNames {
     /// `checkout`
     name: String,
-    /// `shop.Cart.checkout`
-    qualified: String,
-    file: String,
+    class: Arc<ClassNames>,
     /// Positions in the bytecode, and the lines from there on, in the order of the table.
     lines: Vec<(u32, u32)>,
 }
@@ -34,40 +72,22 @@ impl MethodNames {
         memory: &dyn Memory,
         layout: &Layout,
         method: &Method,
+        class: Arc<ClassNames>,
     ) -> Result<Self, MemoryError> {
         let of = &layout.method;
-        let pool = method.constants(layout);
-        let holder = memory.read_u64(pool.wrapping_add(of.holder))?;
-        let constant = |index, limit| constant(memory, layout, pool, index, limit);
-        let name = constant(method.constant.int(of.name), MAX_NAME)?;
-        let class = memory.read_u64(holder.wrapping_add(of.class_name))?;
-        let class = class_name(&symbol(memory, layout, class, MAX_NAME)?);
-        let source = match of.source_file {
-            SourceFile::InConstants(field) => read_int(memory, pool, field)?,
-            SourceFile::InClass(field) => read_int(memory, holder, field)?,
-            SourceFile::Unknown => 0,
-        };
-        let file = match source {
-            0 => String::new(),
-            index => constant(index, MAX_FILE)?,
-        };
+        let (pool, name) = (method.constants.address, method.constant.int(of.name));
+        let name = constant(memory, layout, pool, name, MAX_NAME)?;
         let has_lines = method.constant.int(of.flags) & HAS_LINES != 0 && !method.is_native;
         let lines = match has_lines {
             true => lines(memory, layout, method)?,
             false => Vec::new(),
         };
-        Ok(Self {
-            qualified: format!("{class}.{name}"),
-            name,
-            file,
-            lines,
-        })
+        Ok(Self { name, class, lines })
     }
 
-    /// Its memory, in bytes.
+    /// Its memory, in bytes, without its class's.
     pub(crate) fn memory(&self) -> usize {
-        let texts = [&self.name, &self.qualified, &self.file].map(String::len);
-        size_of::<Self>() + texts.iter().sum::<usize>() + size_of_val(&*self.lines)
+        size_of::<Self>() + self.name.len() + size_of_val(&*self.lines)
     }
 
     /// The frame at a position in the bytecode.
@@ -75,8 +95,8 @@ impl MethodNames {
         NamedFrame {
             kind: FrameKind::JVM,
             function: self.name.clone(),
-            qualified_name: self.qualified.clone(),
-            file: self.file.clone(),
+            qualified_name: format!("{}.{}", self.class.name, self.name),
+            file: self.class.file.clone(),
             line: position.map_or(0, |position| self.line(position.into())),
         }
     }
@@ -121,9 +141,7 @@ pub(crate) fn constant(
     index: u64,
     limit: u64,
 ) -> Result<String, MemoryError> {
-    let place = pool
-        .wrapping_add(layout.method.constants_size)
-        .wrapping_add(index.wrapping_mul(8));
+    let place = layout.constant_at(pool, index);
     symbol(memory, layout, memory.read_u64(place)?, limit)
 }
 
@@ -134,8 +152,19 @@ fn symbol(
     address: u64,
     limit: u64,
 ) -> Result<String, MemoryError> {
+    /// Most names are not longer, and take one read.
+    const SHORT: u64 = 64;
     let of = &layout.method;
-    let length = read_int(memory, address, of.symbol_length)?.min(limit);
+    let short = Object::read(memory, address, of.symbol_body.saturating_add(SHORT)).ok();
+    let length = match &short {
+        Some(short) => short.int(of.symbol_length),
+        None => read_int(memory, address, of.symbol_length)?,
+    };
+    let length = length.min(limit);
+    if let Some(short) = short.filter(|_| length <= SHORT) {
+        let bytes = short.bytes(of.symbol_body, length);
+        return Ok(String::from_utf8_lossy(bytes).into_owned());
+    }
     let body = address.wrapping_add(of.symbol_body);
     let bytes = memory.read_vec(body, length, limit as usize)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())

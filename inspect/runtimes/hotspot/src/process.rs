@@ -14,7 +14,7 @@ use otelctx_reader::sample::{Frame, NamedFrame};
 use crate::code_cache::{CodeCache, Kind};
 use crate::layout::Layout;
 use crate::method::{Method, find_class_number};
-use crate::names::{self, MethodNames};
+use crate::names::{self, ClassNames, MethodNames};
 use crate::record::{MethodIdentity, Record};
 use crate::scopes::scopes;
 use crate::threads::{KnownThreads, agree};
@@ -30,7 +30,7 @@ const BARRIER: &str = "StubRoutines::cont_returnBarrier";
 
 #[derive(Debug)]
 pub(crate) struct HotSpotProcess {
-    layout: Arc<Layout>,
+    pub(crate) layout: Arc<Layout>,
     /// `None` until the virtual machine has made its heaps of code. Read again until it has started.
     code: Mutex<Option<Arc<HotSpotCode>>>,
     known: Mutex<Known>,
@@ -40,10 +40,12 @@ pub(crate) struct HotSpotProcess {
 
 /// What was named before, by what identifies it.
 #[derive(Debug, Default)]
-struct Known {
+pub(crate) struct Known {
     frames: HashMap<Record, Arc<[Frame]>>,
     methods: HashMap<(u64, MethodIdentity), Arc<MethodNames>>,
-    memory: KeptMemory,
+    /// By the addresses of classes and their numbers.
+    classes: HashMap<(u64, u64), Arc<ClassNames>>,
+    pub(crate) memory: KeptMemory,
 }
 
 impl Known {
@@ -70,7 +72,7 @@ impl HotSpotProcess {
     }
 
     /// The code as it was read last.
-    fn code(&self, target: &dyn Target) -> Option<Arc<HotSpotCode>> {
+    pub(crate) fn code(&self, target: &dyn Target) -> Option<Arc<HotSpotCode>> {
         let known = self.code.lock().unwrap_or_else(PoisonError::into_inner);
         let code = known.clone();
         drop(known);
@@ -130,12 +132,8 @@ impl HotSpotProcess {
         expected: Option<MethodIdentity>,
     ) -> Option<Arc<MethodNames>> {
         let method = Method::read(memory, &self.layout, address)?;
-        let identity = || {
-            method
-                .identity(memory, &self.layout, code.class_number)
-                .ok()
-        };
-        let before = identity()?;
+        let (layout, class_number) = (&self.layout, code.class_number);
+        let before = method.identity(memory, layout, class_number).ok()?;
         if expected.is_some_and(|expected| expected != before) {
             return None;
         }
@@ -145,15 +143,24 @@ impl HotSpotProcess {
         {
             return Some(names.clone());
         }
-        let names = MethodNames::read(memory, &self.layout, &method).ok()?;
+        let class_key = (method.class(layout), before.class);
+        let known_class = self.known().classes.get(&class_key).cloned();
+        let class = match known_class.filter(|_| class_number.is_some()) {
+            Some(class) => class,
+            None => Arc::new(ClassNames::read(memory, layout, &method).ok()?),
+        };
+        let names = MethodNames::read(memory, layout, &method, class.clone()).ok()?;
         // Its memory may have become another method's meanwhile.
-        if identity()? != before {
+        if method.identity_now(memory, layout, class_number).ok()? != before {
             return None;
         }
         let names = Arc::new(names);
         // Without numbers of classes, they are not found again.
-        if code.class_number.is_some() {
+        if class_number.is_some() {
             let mut known = self.known();
+            if !known.classes.contains_key(&class_key) && known.reserve(class.memory()) {
+                known.classes.insert(class_key, class);
+            }
             if known.reserve(names.memory()) {
                 known.methods.insert(key, names.clone());
             }
@@ -161,7 +168,7 @@ impl HotSpotProcess {
         Some(names)
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, Known> {
+    pub(crate) fn known(&self) -> std::sync::MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

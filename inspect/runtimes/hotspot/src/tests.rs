@@ -1,5 +1,7 @@
 //! A virtual machine made by hand, also one that lies.
 
+mod many;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -17,7 +19,7 @@ const TEXT: u64 = 0x11_0000;
 const HEAP_LIST: u64 = 0x12_0000;
 const SEGMENTS: u64 = 0x13_0000;
 const CODE: u64 = 0x20_0000;
-const METADATA: u64 = 0x30_0000;
+pub(crate) const METADATA: u64 = 0x30_0000;
 pub(crate) const STACK: u64 = 0x70_0000;
 /// The compiled method: its blob is behind a header of 16 bytes, and its code in it.
 const BLOB: u64 = CODE + 0x100 + 16;
@@ -171,7 +173,7 @@ impl Machine {
     }
 
     /// A method with bytecode of 8 bytes at lines from 7 on, of the class `shop/Cart`.
-    fn put_method(&mut self, at: u64, name: &str) {
+    pub(crate) fn put_method(&mut self, at: u64, name: &str) {
         let (constant, pool, class) = (at + 0x100, at + 0x200, at + 0x300);
         self.put_u64(at, &[0, constant, 1]);
         self.put_u64(constant, &[0, pool]);

@@ -19,6 +19,7 @@ use otelctx_reader::remote::{
 
 use crate::code_cache::{Blob, CodeCache, Heap, Kind};
 use crate::layout::Layout;
+use crate::method::Method;
 use crate::record::Record;
 use crate::scopes;
 pub(crate) use interpreted::Codelets;
@@ -317,16 +318,14 @@ impl Step<'_> {
             return Ok(Some(Call::Other));
         };
         let layout = &self.of.layout.nmethod;
-        let method = layout.method;
+        let methods = [blob, &called].map(|it| it.object.int(layout.method));
         let entry = called.object.place(layout.verified_entry, called.start);
         Ok(match called.kind {
             Kind::Dispatch => Some(Call::Dispatch),
             // It has been compiled again.
-            _ if blob.kind == called.kind
-                && blob.object.int(method) == called.object.int(method) =>
-            {
-                Some(Call::This)
-            }
+            _ if blob.kind == called.kind && methods[0] == methods[1] => Some(Call::This),
+            // The code of another class's method passes on calls of this class's, until a call by class replaces them.
+            Kind::Method | Kind::Native if self.have_one_name(methods) => Some(Call::Dispatch),
             // Calls through method handles are passed on by code that has the kind of native methods.
             Kind::Native => None,
             // The caller's own code passes the call on, or a stub that finds what is called.
@@ -334,6 +333,17 @@ impl Step<'_> {
             Kind::Stub(name) if RESOLVING.iter().any(|part| name.contains(part)) => None,
             _ => Some(Call::Other),
         })
+    }
+
+    /// Returns whether methods have the same name, as those that override each other.
+    fn have_one_name(&self, methods: [u64; 2]) -> bool {
+        let layout = &self.of.layout;
+        let name = |method: u64| {
+            let method = Method::read(self.memory, layout, method)?;
+            method.name(self.memory, layout).ok()
+        };
+        let [first, second] = methods.map(name);
+        first.is_some() && first == second
     }
 
     /// Returns whether this is a place to which code returns. The interpreter pushes addresses of its own, which are behind no

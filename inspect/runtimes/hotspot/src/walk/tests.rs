@@ -4,7 +4,7 @@ use otelctx_reader::remote::FrameRegisters;
 
 use super::R15;
 use crate::tests::{
-    BLOB_CODE, CALL_STUB_RETURN, Machine, RBP, RSP, STACK, STUB, machine, registers, step,
+    BLOB_CODE, CALL_STUB_RETURN, METADATA, Machine, RBP, RSP, STACK, STUB, machine, registers, step,
 };
 
 /// The code of the stub.
@@ -128,10 +128,23 @@ fn a_word_beside_a_frame_is_no_return_address_of_another_call() {
     let other = STUB + 0x200;
     let distance = (other as i64 - RETURN as i64) as i32;
     machine.put(RETURN - 4, &distance.to_le_bytes());
-    machine.put_u64(STACK, &[1, 2, 3, RETURN, 7, RETURN + 0x20, 0, 0, 0, RETURN]);
+    let words = [1, 2, 3, RETURN, 7, RETURN + 0x20, 0, RETURN, 0, RETURN];
+    machine.put_u64(STACK, &words);
     let frame = registers(BLOB_CODE + 0x40, 0);
     let expected = (RETURN + 0x20, Some(STACK + 48), Some(7));
     assert_eq!(caller(&machine, &frame), expected);
+    // A method that has the same name may be overridden by this one: the call is passed on.
+    const OTHER: u64 = METADATA + 0x2000;
+    let mut other = Vec::new();
+    for name in ["price", "total"] {
+        machine.put_method(OTHER, name);
+        machine.put_u64(STUB + 64, &[OTHER]);
+        if name == "total" {
+            machine.put_u64(OTHER + 0x228, &[METADATA + 0x400]);
+        }
+        other.push(caller(&machine, &frame));
+    }
+    assert_eq!(other, [expected, (RETURN, Some(STACK + 32), Some(3))]);
 }
 
 /// The address of the name of compiled methods.
