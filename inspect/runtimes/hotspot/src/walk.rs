@@ -123,7 +123,7 @@ impl Step<'_> {
             Kind::Dispatch => self.returned(None),
             Kind::Adapter => self.adapter(),
             _ if self.pc == self.of.call_stub_return => self.by_frame_pointer(Some(stub)),
-            Kind::Barrier if !self.is_innermost => self.by_frame_pointer(Some(stub)),
+            Kind::Barrier if !self.is_innermost => self.barrier(stub),
             _ if blob.frame_size > 0 => Ok(frame(self.sized_stub(blob)?, Some(stub))),
             _ if !self.is_innermost => self.by_frame_pointer(Some(stub)),
             _ => self.leaf(blob, stub),
@@ -321,7 +321,8 @@ impl Step<'_> {
         let methods = [blob, &called].map(|it| it.object.int(layout.method));
         let entry = called.object.place(layout.verified_entry, called.start);
         Ok(match called.kind {
-            Kind::Dispatch => Some(Call::Dispatch),
+            // Until a method's code is called directly, an adapter leads to it.
+            Kind::Dispatch | Kind::Adapter => Some(Call::Dispatch),
             // It has been compiled again.
             _ if blob.kind == called.kind && methods[0] == methods[1] => Some(Call::This),
             // The code of another class's method passes on calls of this class's, until a call by class replaces them.

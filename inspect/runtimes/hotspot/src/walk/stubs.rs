@@ -12,7 +12,39 @@ const MAX_STUB_FRAME: u64 = 512;
 /// Maximum distance from the stack pointer to the arguments of a call that an adapter has moved.
 const MAX_MOVED: u64 = 4096;
 
+/// Maximum number of words between the frames of a virtual thread and the saved registers of the frame in which they begin: that has
+/// some ten of its own (`ContinuationEntry`), and the arguments of the outermost method that are on the stack.
+const MAX_ENTRY: u64 = 32;
+
 impl Step<'_> {
+    /// The caller of a virtual thread's outermost frame that is on this stack. It returns to code that brings back the next one from the
+    /// heap. The frame pointer may be that of a frame there.
+    pub(super) fn barrier(&self, stub: Record) -> Result<GeneratedFrame, GeneratedEnd> {
+        // Behind a call, the code brings back frames at this moment, and leaves room for them.
+        let entry = match self.is_return_address(self.pc) {
+            true => None,
+            false => self.above_entry(),
+        };
+        if let Some(caller) = entry {
+            return Ok(frame(caller, Some(stub)));
+        }
+        let found = self.by_frame_pointer(Some(stub))?;
+        match self.of.cache.contains(found.caller.instruction_pointer) {
+            true => Ok(found),
+            false => Err(GeneratedEnd::Unexpected(
+                "no frame in which a virtual thread begins",
+            )),
+        }
+    }
+
+    /// The caller of the frame in which a virtual thread's frames begin: none of the words before is an address of code.
+    fn above_entry(&self) -> Option<FrameRegisters> {
+        let ends = (2..=MAX_ENTRY).map(|words| self.sp.wrapping_add(8 * words));
+        let mut callers = ends.filter_map(|end| self.at_frame(end).ok());
+        let caller = callers.find(|it| self.of.cache.contains(it.instruction_pointer));
+        caller.filter(|caller| self.returns_to(caller))
+    }
+
     /// The caller of a stub whose frame has a fixed size. Some pass on exceptions, and leave in other ways than a return: they
     /// have the address on the stack, or in rdx.
     pub(super) fn sized_stub(&self, blob: &Blob) -> Result<FrameRegisters, GeneratedEnd> {

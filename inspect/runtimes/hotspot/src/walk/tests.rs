@@ -144,7 +144,14 @@ fn a_word_beside_a_frame_is_no_return_address_of_another_call() {
         }
         other.push(caller(&machine, &frame));
     }
-    assert_eq!(other, [expected, (RETURN, Some(STACK + 32), Some(3))]);
+    let called = (RETURN, Some(STACK + 32), Some(3));
+    assert_eq!(other, [expected, called]);
+    // So is a call through an adapter.
+    const ADAPTERS: u64 = 0x11_0100;
+    machine.put(ADAPTERS, b"I2C/C2I adapters\0");
+    machine.put_u64(STUB, &[ADAPTERS]);
+    machine.put_u64(STUB + 64, &[0]);
+    assert_eq!(self::caller(&machine, &frame), called);
 }
 
 /// The address of the name of compiled methods.
@@ -168,4 +175,36 @@ fn a_call_through_a_method_handle_calls_any_code() {
     let frame = registers(BLOB_CODE + 0x40, 0);
     let expected = (RETURN, Some(STACK + 32), Some(3));
     assert_eq!(caller(&machine, &frame), expected);
+}
+
+#[test]
+fn frames_behind_those_in_the_heap_are_above_the_entry_of_a_virtual_thread() {
+    const NAME: u64 = 0x11_0100;
+    let mut machine = machine();
+    machine.put(NAME, b"StubRoutines (continuation stubs)\0");
+    machine.put_blob(STUB, NAME, 0, 8..12);
+    machine.put(RETURN - 5, &[0xe8]);
+    let put_stack = |machine: &mut Machine, words: [u64; 8]| machine.put_u64(STACK, &words);
+    let caller = |machine: &Machine, pc: u64, frame_pointer: u64| {
+        let found = step(machine, &registers(pc, frame_pointer), false);
+        let caller = found.0.map_err(|error| error.to_string())?;
+        assert_eq!(found.1, ["StubRoutines::cont_returnBarrier :0"]);
+        let [sp, frame_pointer] = [RSP, RBP].map(|it| caller.caller.get(it));
+        Ok((caller.caller.instruction_pointer, sp, frame_pointer))
+    };
+    let expected = Ok((RETURN, Some(STACK + 48), Some(7)));
+    put_stack(&mut machine, [0, 1, 2, 3, 7, RETURN, 8, RETURN]);
+    // The frame pointer leads into the heap, and to another address on the stack.
+    for frame_pointer in [0, STACK + 48, STACK + 32] {
+        assert_eq!(caller(&machine, CODE + 0x20, frame_pointer), expected);
+    }
+    // Behind a call in the stub, it is that of the entry's frame.
+    machine.put(CODE + 0x40 - 5, &[0xe8]);
+    put_stack(&mut machine, [0, RETURN, 2, 3, 7, RETURN, 8, RETURN]);
+    assert_eq!(caller(&machine, CODE + 0x40, STACK + 32), expected);
+    let error = "generated code: no frame in which a virtual thread begins";
+    put_stack(&mut machine, [0, 1, 2, 3, 4, 5, 6, 7]);
+    for pc in [CODE + 0x20, CODE + 0x40] {
+        assert_eq!(caller(&machine, pc, STACK + 32), Err(error.to_owned()));
+    }
 }

@@ -13,6 +13,8 @@ use std::time::Duration;
 
 use otelctx_fixtures::{Java, Random, Target, call_trace_agent, compile_java, tier};
 
+use otelctx_unwind::StackEnd;
+
 use agent::Agent;
 use reader::Reader;
 use tally::Tally;
@@ -59,23 +61,32 @@ impl Drop for Folder {
     }
 }
 
-/// Compares this number of frames of a program with these options.
-fn compare(java: &Java, options: &[&str], walk: Walk, frames: usize) -> Option<Tally> {
+/// Starts a class of a program with the agent. `None` without what that needs.
+fn start(
+    java: &Java,
+    options: &[&str],
+    program: &str,
+    class: &[&str],
+) -> Option<(Folder, Agent, Target)> {
     let folder = Folder::new();
     let library = call_trace_agent()?;
-    if !compile_java("java_stacks.java", &folder.0) {
+    if !compile_java(program, &folder.0) {
         return None;
     }
     let shared = folder.0.join("shared");
-    let mut agent = Agent::create(&shared);
+    let agent = Agent::create(&shared);
     let mut command = java.command();
     let option = format!("-agentpath:{}={}", library.display(), shared.display());
     command.arg("-Xmx256m").args(options).arg(option);
-    command
-        .arg("-cp")
-        .arg(&folder.0)
-        .args(["Stacks", "2", "churn"]);
+    command.arg("-cp").arg(&folder.0).args(class);
     let target = Target::spawn(&mut command);
+    Some((folder, agent, target))
+}
+
+/// Compares this number of frames of a program with these options.
+fn compare(java: &Java, options: &[&str], walk: Walk, frames: usize) -> Option<Tally> {
+    let class = ["Stacks", "2", "churn"];
+    let (_folder, mut agent, target) = start(java, options, "java_stacks.java", &class)?;
     let mut reader = Reader::new(target.pid());
     let mut tally = Tally {
         what: format!("Java {} {options:?} {walk:?}", java.name),
@@ -84,7 +95,7 @@ fn compare(java: &Java, options: &[&str], walk: Walk, frames: usize) -> Option<T
     let mut random = Random::new(7);
     while tally.frames < frames {
         std::thread::sleep(Duration::from_micros(random.below(1000)));
-        let thread = reader.thread(&mut random);
+        let thread = reader.thread("work-", &mut random);
         let Some(held) = agent.hold(thread) else {
             continue;
         };
@@ -171,4 +182,40 @@ fn methods_of_copied_stacks_match_what_the_virtual_machine_says() {
         comparison.add(&java, &[], Walk::Later, frames);
     }
     comparison.assert_right();
+}
+
+/// The outer frames of a virtual thread are in the heap after it has waited.
+#[test]
+fn stacks_of_virtual_threads_reach_the_start_of_their_carrier() {
+    const STACKS: usize = 400;
+    let newest = ["21", "25"].into_iter().filter_map(Java::named);
+    for java in newest.filter(|java| tier::runs_all() || tier::JAVAS.contains(&java.name)) {
+        for options in WAYS {
+            let program = start(&java, options, "java_virtual.java", &["Virtual"]);
+            let Some((_folder, mut agent, target)) = program else {
+                return;
+            };
+            let (mut reader, mut random) = (Reader::new(target.pid()), Random::new(7));
+            let (mut stacks, mut incomplete, mut in_heap) = (0, 0, 0);
+            while stacks < STACKS || in_heap < STACKS / 4 {
+                // `ForkJoinPool-1-worker-1`, of which the kernel has the start, or the start and the end.
+                let carrier = reader.thread("ForkJoi", &mut random);
+                let Some(held) = agent.hold(carrier) else {
+                    continue;
+                };
+                let found = reader.walk(&held, None);
+                agent.calls();
+                stacks += 1;
+                in_heap +=
+                    usize::from(found.all.iter().any(|it| it.contains("cont_returnBarrier")));
+                if found.end != StackEnd::Start {
+                    incomplete += 1;
+                    println!("{}: {:#?}", found.end, found.all);
+                }
+            }
+            let what = format!("Java {} {options:?}: {incomplete} of {stacks}", java.name);
+            println!("{what} incomplete, {in_heap} with frames in the heap");
+            assert!(incomplete <= 2 + stacks / 200, "{what}");
+        }
+    }
 }

@@ -107,14 +107,14 @@ impl Reader {
         LiveProcess::new(&self.process, &self.memory)
     }
 
-    /// One of the threads that work.
-    pub(crate) fn thread(&self, random: &mut Random) -> i32 {
+    /// One of the threads whose names in the kernel begin with this.
+    pub(crate) fn thread(&self, name: &str, random: &mut Random) -> i32 {
         let begun = std::time::Instant::now();
         loop {
             let threads = self.process.threads().unwrap();
             let work = threads
                 .iter()
-                .filter(|it| it.name.to_string_lossy().starts_with("work-"));
+                .filter(|it| it.name.to_string_lossy().starts_with(name));
             let work: Vec<i32> = work.map(|it| it.tid).collect();
             if !work.is_empty() {
                 return work[random.below(work.len() as u64) as usize];
