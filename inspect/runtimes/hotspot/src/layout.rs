@@ -263,6 +263,12 @@ impl Layout {
         })
     }
 
+    /// Size of what is read of a class, in bytes: up to its constants, and its number, which is in the part that arrays have, too.
+    pub(crate) fn class_size(&self) -> u64 {
+        let of_all = self.classes.as_ref().map_or(0, |classes| classes.size);
+        of_all.max(self.method.class_constants + 8)
+    }
+
     /// The address of an entry of the constants of a class.
     pub(crate) fn constant_at(&self, constants: u64, index: u64) -> u64 {
         let entries = constants.wrapping_add(self.method.constants_size);

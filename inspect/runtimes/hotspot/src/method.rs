@@ -7,6 +7,8 @@ use crate::record::MethodIdentity;
 
 /// A flag of a method in a class file: its body is native code.
 const NATIVE: u64 = 0x100;
+/// Bytes read behind a `ConstMethod`: the bytecode of most methods, and their lines.
+const CODE_SIZE: u64 = 256;
 /// Bytes read of a `ConstantPool`: a few members.
 const CONSTANTS_SIZE: u64 = 64;
 
@@ -16,7 +18,8 @@ pub(crate) struct Method {
     pub(crate) address: u64,
     pub(crate) is_native: bool,
     pub(crate) constant: Object,
-    /// The constants of its class.
+    /// Its class, as far as it is needed, and the constants of that.
+    pub(crate) class: Object,
     pub(crate) constants: Object,
     /// The addresses of its bytecode.
     pub(crate) code: (u64, u64),
@@ -26,14 +29,17 @@ impl Method {
     /// Reads the method at an address, which may be anything. `None` if it leads to no class, or that has other constants.
     pub(crate) fn read(memory: &dyn Memory, layout: &Layout, address: u64) -> Option<Self> {
         let of = &layout.method;
-        let word = |address: u64, offset: u64| memory.read_u64(address.wrapping_add(offset)).ok();
         let method = Object::read(memory, address, of.size).ok()?;
         let is_native = method.int(of.access) & NATIVE != 0;
         let constant = method.word(of.const_method);
-        let constant = Object::read(memory, constant, of.const_method_size).ok()?;
+        let constant = Object::read(memory, constant, of.const_method_size + CODE_SIZE)
+            .or_else(|_| Object::read(memory, constant, of.const_method_size))
+            .ok()?;
         let constants = constant.word(of.constants);
         let constants = Object::read(memory, constants, CONSTANTS_SIZE).ok()?;
-        if word(constants.word(of.holder), of.class_constants)? != constants.address {
+        let class = constants.word(of.holder);
+        let class = Object::read(memory, class, layout.class_size()).ok()?;
+        if class.word(of.class_constants) != constants.address {
             return None;
         }
         let start = constant.address.wrapping_add(of.const_method_size);
@@ -42,14 +48,10 @@ impl Method {
             address,
             is_native,
             constant,
+            class,
             constants,
             code,
         })
-    }
-
-    /// The address of its class.
-    pub(crate) fn class(&self, layout: &Layout) -> u64 {
-        self.constants.word(layout.method.holder)
     }
 
     /// The address of its name: there is one of each text.
@@ -65,21 +67,15 @@ impl Method {
         position.try_into().ok()
     }
 
-    /// Reads what distinguishes it from later methods at its address. `class_number` is the offset of the number in a class,
-    /// if that is known.
-    pub(crate) fn identity(
-        &self,
-        memory: &dyn Memory,
-        layout: &Layout,
-        class_number: Option<u64>,
-    ) -> Result<MethodIdentity, MemoryError> {
-        let holder = self.class(layout);
+    /// What distinguishes it from later methods at its address. `class_number` is the offset of the number in a class, if that is
+    /// known.
+    pub(crate) fn identity(&self, layout: &Layout, class_number: Option<u64>) -> MethodIdentity {
         let class = match class_number {
-            Some(offset) => memory.read_u64(holder.wrapping_add(offset))? >> CLASS_NUMBER_SHIFT,
-            None => holder,
+            Some(offset) => self.class.word(offset) >> CLASS_NUMBER_SHIFT,
+            None => self.class.address,
         };
         let number = self.constant.int(layout.method.id) as u16;
-        Ok(MethodIdentity { class, number })
+        MethodIdentity { class, number }
     }
 
     /// Reads the same of the class that its constants belong to now: their memory may have become other ones'.
@@ -89,18 +85,14 @@ impl Method {
         layout: &Layout,
         class_number: Option<u64>,
     ) -> Result<MethodIdentity, MemoryError> {
-        let constants = Object::read(memory, self.constants.address, CONSTANTS_SIZE)?;
-        let constant = Object::read(
-            memory,
-            self.constant.address,
-            layout.method.const_method_size,
-        )?;
-        let now = Self {
-            constant,
-            constants,
-            ..*self
+        let holder = self.constants.address.wrapping_add(layout.method.holder);
+        let holder = memory.read_u64(holder)?;
+        let class = match class_number {
+            Some(offset) => memory.read_u64(holder.wrapping_add(offset))? >> CLASS_NUMBER_SHIFT,
+            None => holder,
         };
-        now.identity(memory, layout, class_number)
+        let number = self.identity(layout, class_number).number;
+        Ok(MethodIdentity { class, number })
     }
 }
 

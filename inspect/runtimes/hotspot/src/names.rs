@@ -35,7 +35,7 @@ impl ClassNames {
         method: &Method,
     ) -> Result<Self, MemoryError> {
         let (of, constants) = (&layout.method, &method.constants);
-        let holder = method.class(layout);
+        let holder = method.class.address;
         let name = memory.read_u64(holder.wrapping_add(of.class_name))?;
         let source = match of.source_file {
             SourceFile::InConstants(field) => read_int(memory, constants.address, field)?,
@@ -211,8 +211,15 @@ fn lines(
     let end = method.constant.address.wrapping_add(words.wrapping_mul(8));
     let start = method.code.1;
     let size = end.saturating_sub(start);
-    let bytes = memory.read_vec(start, size, MAX_LINES)?;
-    let mut stream = Stream::new(&bytes, layout.excluded_bytes());
+    let known = method
+        .constant
+        .bytes(start.wrapping_sub(method.constant.address), size);
+    let read = match known.is_empty() {
+        true => memory.read_vec(start, size, MAX_LINES)?,
+        false => Vec::new(),
+    };
+    let bytes = if known.is_empty() { &read } else { known };
+    let mut stream = Stream::new(bytes, layout.excluded_bytes());
     let (mut position, mut line, mut lines) = (0_u32, 0_u32, Vec::new());
     while lines.len() < MAX_LINE_ENTRIES
         && let Some(byte) = stream.byte()

@@ -133,7 +133,7 @@ impl HotSpotProcess {
     ) -> Option<Arc<MethodNames>> {
         let method = Method::read(memory, &self.layout, address)?;
         let (layout, class_number) = (&self.layout, code.class_number);
-        let before = method.identity(memory, layout, class_number).ok()?;
+        let before = method.identity(layout, class_number);
         if expected.is_some_and(|expected| expected != before) {
             return None;
         }
@@ -143,7 +143,7 @@ impl HotSpotProcess {
         {
             return Some(names.clone());
         }
-        let class_key = (method.class(layout), before.class);
+        let class_key = (method.class.address, before.class);
         let known_class = self.known().classes.get(&class_key).cloned();
         let class = match known_class.filter(|_| class_number.is_some()) {
             Some(class) => class,

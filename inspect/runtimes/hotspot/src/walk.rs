@@ -62,7 +62,7 @@ const RESOLVING: [&str; 3] = ["resolve", "wrong_method", "ic_miss"];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Call {
     This,
-    /// Code that selects a method by the receiver's class.
+    /// Code that leads to any method: by the receiver's class, or by what is found then.
     Dispatch,
     /// Another method.
     Other,
@@ -329,9 +329,14 @@ impl Step<'_> {
             Kind::Method | Kind::Native if self.have_one_name(methods) => Some(Call::Dispatch),
             // Calls through method handles are passed on by code that has the kind of native methods.
             Kind::Native => None,
-            // The caller's own code passes the call on, or a stub that finds what is called.
-            _ if (called.start..called.end).contains(&address) && target > entry => None,
-            Kind::Stub(name) if RESOLVING.iter().any(|part| name.contains(part)) => None,
+            // The caller's own code passes the call on, or a stub that finds what is called: so does each call while garbage is
+            // collected, and after that.
+            _ if (called.start..called.end).contains(&address) && target > entry => {
+                Some(Call::Dispatch)
+            }
+            Kind::Stub(name) if RESOLVING.iter().any(|part| name.contains(part)) => {
+                Some(Call::Dispatch)
+            }
             _ => Some(Call::Other),
         })
     }

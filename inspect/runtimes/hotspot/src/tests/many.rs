@@ -16,7 +16,7 @@ use crate::tables::Tables;
 const METHODS: usize = 50_000;
 /// Maximum number of bytes kept of them, and of reads for each: the time is that of system calls.
 const MAX_MEMORY: usize = 8 << 20;
-const MAX_READS: usize = 12;
+const MAX_READS: usize = 9;
 
 /// The addresses of methods of all classes.
 fn methods(target: &LiveProcess<'_>, layout: &Layout, tables: &Tables) -> Vec<u64> {
@@ -74,10 +74,9 @@ fn name_all(pid: i32) {
         .iter()
         .map(|method| {
             let method = Method::read(&target, &hotspot.layout, *method).unwrap();
-            let identity = method.identity(&target, &hotspot.layout, class_number);
             Record::Interpreted {
                 method: method.address,
-                identity: identity.unwrap(),
+                identity: method.identity(&hotspot.layout, class_number),
                 position: None,
             }
             .encode()

@@ -182,10 +182,7 @@ impl Step<'_> {
         }
         caller.set(RSP, slot(SENDER)?);
         caller.set(RBP, slot(0)?);
-        Ok(frame(
-            caller,
-            Some(self.of.record(self.memory, &method, position)?),
-        ))
+        Ok(frame(caller, Some(self.of.record(&method, position))))
     }
 
     /// The caller of a method whose frame is not complete: rbx has the method, and r13 the caller's stack pointer. `None` if it
@@ -211,7 +208,7 @@ impl Step<'_> {
         if is_near && of_frame == Some(address) && has_slots {
             return Ok(None);
         }
-        let record = Some(self.of.record(self.memory, &method, Some(0))?);
+        let record = Some(self.of.record(&method, Some(0)));
         // The frame pointer is set, and the slots below it are being filled.
         let is_new = is_near && frame_pointer < sp.saturating_add(8 * slots);
         let returns_to = word(frame_pointer.wrapping_add(8));
@@ -241,18 +238,11 @@ impl Step<'_> {
 }
 
 impl HotSpotCode {
-    fn record(
-        &self,
-        memory: &dyn Memory,
-        method: &Method,
-        position: Option<u16>,
-    ) -> Result<Record, GeneratedEnd> {
-        let identity = method.identity(memory, &self.layout, self.class_number);
-        let identity = identity.map_err(|_| GeneratedEnd::Unexpected("a method has no class"))?;
-        Ok(Record::Interpreted {
+    fn record(&self, method: &Method, position: Option<u16>) -> Record {
+        Record::Interpreted {
             method: method.address,
-            identity,
+            identity: method.identity(&self.layout, self.class_number),
             position: position.filter(|_| !method.is_native),
-        })
+        }
     }
 }
