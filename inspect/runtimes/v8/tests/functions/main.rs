@@ -229,9 +229,12 @@ fn compare_announced(version: &str, flags: &[&str]) {
     println!("{version}: {tally:?} of {samples}");
     assert_eq!(tally.wrong, 0, "{version}");
     assert!(100 * tally.whole >= 95 * samples, "{version}: {tally:?}");
-    // A function that is just called may not have stored what it is named by.
+    // A function that is just called may not have stored what it is named by. Copies of the interpreter consist of its entry, where
+    // that is done.
     let unnamed = tally.unnamed - tally.unnamed_callers;
-    assert!(unnamed <= 5 + tally.innermost / 10, "{version}: {tally:?}");
+    let share = if flags.is_empty() { 10 } else { 3 };
+    let max = 5 + tally.innermost / share;
+    assert!(unnamed <= max, "{version}: {tally:?}");
     assert!(
         100 * tally.unnamed_callers <= tally.compared,
         "{version}: {tally:?}"
