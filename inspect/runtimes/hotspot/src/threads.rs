@@ -137,7 +137,82 @@ pub(crate) fn agree(name: &str, of_kernel: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::agree;
+    use otelctx_reader::remote::memory::{CountedMemory, Image};
+
+    use super::*;
+    use crate::layout::{ClassFields, ThreadList, Threads};
+
+    fn of(list: ThreadList) -> Threads {
+        Threads {
+            list,
+            system_thread: 8,
+            id: 4,
+            object: 16,
+            has_handle: false,
+            thread_class: 0,
+            string_class: 0,
+            fields: ClassFields::Stream { fields: 0 },
+            narrow: (0, 0),
+            narrow_class: (0, 0),
+            z: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn threads_are_found_by_their_ids_as_long_as_they_have_them() {
+        const LIST: u64 = 0x1000;
+        let list = of(ThreadList::Array {
+            list: LIST,
+            length: 4,
+            threads: 8,
+        });
+        let mut memory = Image::new();
+        memory.map_u64(LIST, &[LIST + 8, 2 << 32, LIST + 24, 0x2000, 0x3000]);
+        memory
+            .map_u64(0x2000, &[0, 0x2100])
+            .map_u64(0x3000, &[0, 0x3100]);
+        memory
+            .map_u64(0x2100, &[7 << 32])
+            .map_u64(0x3100, &[9 << 32]);
+        let mut known = KnownThreads::default();
+        assert_eq!(known.find(&memory, &list, 9), Some(0x3000));
+        assert_eq!(known.find(&memory, &list, 8), None);
+        // The list is the same, so that threads are not read again; but each has to have its ID still.
+        memory.map_u64(0x3100, &[8 << 32]);
+        assert_eq!(known.find(&memory, &list, 9), None);
+        memory.map_u64(LIST, &[LIST + 8, 1 << 32, LIST + 32, 0, 0x3000]);
+        assert_eq!(known.find(&memory, &list, 8), Some(0x3000));
+        assert_eq!(known.find(&memory, &list, 7), None);
+    }
+
+    #[test]
+    fn lists_that_lie_are_read_up_to_a_limit() {
+        // The first thread follows itself.
+        let linked = of(ThreadList::Linked {
+            first: 0x1000,
+            next: 0,
+        });
+        let mut memory = Image::new();
+        memory
+            .map_u64(0x1000, &[0x2000])
+            .map_u64(0x2000, &[0x2000, 0x2000]);
+        let memory = CountedMemory::new(memory);
+        assert_eq!(KnownThreads::default().find(&memory, &linked, 1), None);
+        assert!(memory.take_reads() <= 3 * MAX_THREADS + 8);
+        // The list says that it has 4 billion threads, or is nowhere.
+        let array = of(ThreadList::Array {
+            list: 0x1000,
+            length: 4,
+            threads: 8,
+        });
+        for threads in [0x1008, u64::MAX] {
+            let mut memory = Image::new();
+            memory
+                .map_u64(0x1000, &[0x1000, threads])
+                .map(0x1004, [0xff; 4]);
+            assert_eq!(KnownThreads::default().find(&memory, &array, 1), None);
+        }
+    }
 
     #[test]
     fn names_of_the_kernel_are_parts_of_javas() {
