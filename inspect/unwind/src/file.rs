@@ -69,14 +69,16 @@ impl UnwindTables {
         // Of Go, only functions of its runtime are left.
         if functions.len() <= max_functions || tables.go.is_some() {
             let reader = &architecture.code;
-            let mut starts: Vec<u64> = maker::starts_with_other_stack(&tables).collect();
+            let listed = maker::starts_with_other_stack(&tables).collect();
+            let mut starts = Vec::new();
             // `main`, say, which nothing else may name.
             let mut entry = vec![0; tables.entry_size as usize];
             if elf.read_at(tables.entry, &mut entry).is_ok() {
                 starts.extend((reader.addresses)(&entry, tables.entry));
             }
-            tables.uncovered = Uncovered::read(elf, &code, &functions, starts, reader);
+            tables.uncovered = Uncovered::read(elf, &code, &functions, listed, starts, reader);
         }
+        tables.ends_of_growing = maker::ends_of_growing(elf, &tables, &architecture.code);
         tables.entry_extent = tables.extent_of_entry(elf, architecture);
         Ok(UnwindTables {
             machine,

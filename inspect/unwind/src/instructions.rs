@@ -103,6 +103,8 @@ pub(crate) struct FunctionCode<'a> {
     pub(crate) starts: &'a [u64],
     /// Other functions' code in which the stack is as at their start.
     pub(crate) tails: &'a Tails,
+    /// True if it is known to be a function, even if no path shows that.
+    pub(crate) is_function: bool,
 }
 
 impl<'a> FunctionCode<'a> {

@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::ops::{ControlFlow, Range};
 
 use gimli::{BaseAddresses, DebugFrame, EhFrame, EhFrameHdr, LittleEndian};
-use otelctx_remote::elf::{GoFunction, GoTable, Segment};
+use otelctx_remote::elf::{Elf, GoFunction, GoTable, Segment};
 
 use crate::arch::Architecture;
 use crate::cfi::{Budget, Table};
 use crate::error::Error;
 use crate::functions::{Function, Functions, MAX_ALIGNMENT, Source};
-use crate::instructions::{CodeReader, CodeWork};
+use crate::instructions::{Call, CodeReader, CodeWork};
 use crate::rows::Rows;
 use crate::rule::{Dictionary, Rule};
 use crate::tables::{Bytes, Tables};
@@ -18,10 +18,10 @@ use crate::writer::{Counts, Writer};
 
 /// Maximum number of functions of Go that go to another stack: its runtime has some 20.
 const MAX_SWITCHING: usize = 256;
-/// Maximum number of calls after which a stack starts: the runtime has one.
+/// Maximum number of calls after which a stack starts: the runtime has three.
 const MAX_ENDS: usize = 16;
-/// Maximum size of the code that is read to find them, in bytes. `runtime.mcall` has 100.
-const MAX_LEAVING_CODE: usize = 1024;
+/// Maximum size of the code that is read to find them, in bytes. `runtime.mcall` has 100, `runtime.newstack` 3,200.
+const MAX_LEAVING_CODE: usize = 16 << 10;
 
 /// Maximum size of a function's code behind the end of its entry, in bytes.
 const MAX_CODE_BEHIND_ENTRY: u64 = 64 << 10;
@@ -88,6 +88,32 @@ fn ends_of_stacks(tables: &Tables, reader: &CodeReader) -> Vec<Range<u64>> {
     ends.sort_unstable_by_key(|range| (range.end, range.start));
     ends.dedup();
     ends
+}
+
+/// Finds what Go's runtime returns to from putting a goroutine aside whose stack was to grow: the scheduler's stack begins in the
+/// function that calls it. When it does grow a stack, that one begins with the goroutine's functions.
+pub(crate) fn ends_of_growing(elf: &Elf<'_>, tables: &Tables, reader: &CodeReader) -> Vec<u64> {
+    let Some(table) = &tables.go else {
+        return Vec::new();
+    };
+    let Some(growing) = table.functions().find(GoFunction::grows_stack) else {
+        return Vec::new();
+    };
+    let Range { start, end } = growing.range();
+    let mut code = vec![0; end.saturating_sub(start).min(MAX_LEAVING_CODE as u64) as usize];
+    if elf.read_at(start, &mut code).is_err() {
+        return Vec::new();
+    }
+    let puts_aside = |call: &Call| {
+        let callee = table.function_at(call.target);
+        callee.is_some_and(|it| it.range().start == call.target && it.puts_goroutine_aside())
+    };
+    let calls = (reader.calls)(&code, start).filter(puts_aside);
+    let end_of = |Call { at, .. }| {
+        let from = (at - start) as usize;
+        (reader.next_instruction)(&code[from..], at, at + 1)
+    };
+    calls.map(end_of).take(MAX_ENDS).collect()
 }
 
 /// Ends stacks in these ranges.
@@ -349,22 +375,30 @@ impl Maker<'_> {
             return written;
         }
         let is_assembly = found.is_assembly();
+        let mut ends = self.ends_in(from..function.end);
+        let mut last = Rule::Gap;
         let is_whole = found.stack_sizes(&mut |address, size| {
             if address >= function.end {
                 return ControlFlow::Break(());
             }
             // The last size before it holds there.
+            let address = address.max(from);
             let rule = (self.architecture.go)(size, is_assembly);
             written = budget.take_row();
             if written.is_ok() {
-                written = writer.write(address.max(from), rule);
+                written = write_ends(&mut ends, address, last, writer);
             }
+            if written.is_ok() {
+                written = writer.write(address, rule);
+            }
+            last = rule;
             match written {
                 Ok(()) => ControlFlow::Continue(()),
                 Err(_) => ControlFlow::Break(()),
             }
         });
         written?;
+        write_ends(&mut ends, function.end, last, writer)?;
         writer.counts.damaged += u64::from(!is_whole);
         let next = table.and_then(|table| table.function_at(function.end));
         if next.is_some_and(|next| next.is_signal_return()) {
@@ -372,6 +406,14 @@ impl Maker<'_> {
             writer.write(from.max(function.end - 1), Rule::Gap)?;
         }
         Ok(())
+    }
+
+    /// The return addresses in a function of Go at which stacks end.
+    fn ends_in(&self, range: Range<u64>) -> &[u64] {
+        let ends = &self.tables.ends_of_growing[..];
+        let first = ends.partition_point(|it| *it <= range.start);
+        let behind = ends.partition_point(|it| *it < range.end);
+        ends.get(first..behind).unwrap_or_default()
     }
 
     fn stubs(&self, function: &Function, from: u64, writer: &mut Writer<'_>) -> Result<(), Error> {
@@ -385,6 +427,24 @@ impl Maker<'_> {
         };
         (self.architecture.stubs)(bytes, function.start, &mut write)
     }
+}
+
+/// Ends stacks at the first of these return addresses, up to the address of the next rule, and goes behind them. The rule of a
+/// caller is that of the byte before its return address.
+fn write_ends(
+    ends: &mut &[u64],
+    next: u64,
+    rule: Rule,
+    writer: &mut Writer<'_>,
+) -> Result<(), Error> {
+    while let Some((end, left)) = ends.split_first()
+        && *end <= next
+    {
+        writer.write(end.saturating_sub(1), Rule::End)?;
+        writer.write(*end, rule)?;
+        *ends = left;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -116,7 +116,8 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
 
     /// Returns whether the code is known to be a function's.
     fn is_function(&self) -> bool {
-        self.found.evidence.returns || self.found.evidence.saves
+        let evidence = &self.found.evidence;
+        self.code.is_function || evidence.returns || evidence.saves
     }
 
     /// Follows what only jumps through a table reach: their targets have the state of those jumps.
@@ -454,11 +455,12 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
         self.leave(state, false)
     }
 
-    /// Leaves the function. `None` if that is impossible, although calls that never return are known.
+    /// Leaves the function. `None` if that is impossible, although calls that never return are known. A function that is known
+    /// to be one may leave its frame to what ends the program.
     fn leave(&mut self, state: &I::State, returns: bool) -> Option<()> {
         let is_balanced = returns || state.is_balanced();
         self.found.evidence.disagrees |= !is_balanced;
-        (is_balanced || self.known.is_none()).then_some(())
+        (is_balanced || self.known.is_none() || self.code.is_function).then_some(())
     }
 
     /// The rules of all instructions that were reached. `None` if there is no work left.

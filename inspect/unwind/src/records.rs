@@ -82,6 +82,7 @@ fn behind_call(
         end,
         starts: &[function.start],
         tails: Tails::NONE,
+        is_function: false,
     };
     let rules = (reader.function)(&code, &mut CodeWork::default())?;
     let start = rules.removed_record?;

@@ -51,6 +51,8 @@ pub(crate) struct Tables {
     pub(crate) stubs: Vec<(u64, Vec<u8>)>,
     /// The table of Go's runtime.
     pub(crate) go: Option<GoTable>,
+    /// Return addresses in functions of Go at which stacks end, in order.
+    pub(crate) ends_of_growing: Vec<u64>,
     /// Return addresses of threads' first functions, in a C library without tables.
     pub(crate) first_returns: Vec<u64>,
     /// Rules of functions behind calls that their tables are wrong of, in order.
@@ -144,6 +146,7 @@ impl Tables {
             end: self.entry.saturating_add(bytes.len() as u64),
             starts: &[],
             tails: Tails::NONE,
+            is_function: false,
         };
         (architecture.code.extent)(&code, &mut CodeWork::default())
     }

@@ -32,6 +32,8 @@ pub(crate) struct Uncovered {
     pieces: Vec<Piece>,
     /// Addresses of functions that symbols name or this code calls, in order.
     starts: Vec<u64>,
+    /// Addresses of functions that a table lists, in order.
+    listed: Vec<u64>,
 }
 
 #[derive(Debug, Hash)]
@@ -41,12 +43,13 @@ struct Piece {
 }
 
 impl Uncovered {
-    /// Reads what is between the functions of the tables, which are in order. What cannot be read is left out. `starts` are
-    /// addresses at which functions are known to start.
+    /// Reads what is between the functions of the tables, which are in order. What cannot be read is left out. A
+    /// table lists functions that start at the addresses `listed`, and `starts` are others at which functions may start.
     pub(crate) fn read(
         elf: &Elf<'_>,
         segments: &[Segment],
         functions: &[Function],
+        listed: Vec<u64>,
         mut starts: Vec<u64>,
         reader: &CodeReader,
     ) -> Self {
@@ -54,11 +57,13 @@ impl Uncovered {
         let mut uncovered = Uncovered {
             pieces,
             starts: Vec::new(),
+            listed,
         };
         if uncovered.is_empty() {
             return uncovered;
         }
         let is_inside = |address| uncovered.piece_at(address).is_some();
+        starts.extend(&uncovered.listed);
         // A file's tables count, even if its symbols are damaged.
         starts.extend(elf.functions(&is_inside).unwrap_or_default());
         starts.truncate(MAX_FUNCTION_STARTS);
@@ -295,6 +300,7 @@ impl Round<'_> {
                 end: range.end,
                 starts,
                 tails: &self.tails,
+                is_function: self.uncovered.listed.binary_search(&range.start).is_ok(),
             };
             let behind = starts.partition_point(|start| *start <= range.start);
             if let Some(&next) = starts.get(behind).filter(|it| **it < range.end) {

@@ -23,10 +23,14 @@ fn rows_of_the_runtime_of_go_lead_to_its_first_functions_alone() {
         let elf = Elf::read(Source::File(&bytes)).unwrap().unwrap();
         let rows = FileRows::of(&elf, &Arc::new(Dictionary::new())).unwrap();
         let table = GoTable::read(&elf).unwrap().unwrap();
+        let ranges = |name: &str| -> Vec<_> {
+            let functions = table.functions();
+            let found = functions.filter(|it| it.name().trim_end_matches(".abi0") == name);
+            found.map(|it| it.range()).collect()
+        };
         let range = |name: &str| {
-            let mut functions = table.functions();
-            let found = functions.find(|it| it.name().trim_end_matches(".abi0") == name);
-            found.unwrap_or_else(|| panic!("no {name}")).range()
+            let first = ranges(name).into_iter().next();
+            first.unwrap_or_else(|| panic!("no {name}"))
         };
         for name in ["runtime.goexit", "runtime.mstart", "runtime.rt0_go"] {
             assert_eq!(rows.rule_at(range(name).start), Rule::End, "{name}");
@@ -36,9 +40,27 @@ fn rows_of_the_runtime_of_go_lead_to_its_first_functions_alone() {
         let other_stack = range("runtime.mcall");
         let ends = other_stack.filter(|at| rows.rule_at(*at) == Rule::End);
         assert_ne!(ends.count(), 0);
+        // So does what runs once a goroutine was put aside whose stack was to grow; while that grows, it is still the
+        // goroutine's.
+        let mut growing = ranges("runtime.newstack").into_iter();
+        let growing = growing.find(|it| it.end - it.start > 1000).unwrap();
+        let ends = growing.filter(|at| rows.rule_at(*at) == Rule::End);
+        assert_eq!(ends.count(), 2);
+        // Functions that never return have rows, too, up to where they go to another stack.
+        for name in ["gogo", "runtime.mcall", "runtime.morestack"] {
+            let function = range(name);
+            let before = function.start..function.start + 4;
+            let mut rules = before.map(|at| rows.rule_at(at));
+            assert!(rules.all(|it| matches!(it, Rule::Frame(_))), "{name}");
+        }
         if elf.machine() != Machine::X86_64 {
             continue;
         }
+        // From where it has gone to the goroutine's stack, neither pointer leads to that one's innermost function.
+        let mut others = range("gogo").map(|at| rows.rule_at(at));
+        assert!(others.any(|it| it == Rule::Unsupported));
+        let mut after = others.take_while(|it| *it != Rule::Gap);
+        assert!(after.all(|it| it == Rule::Unsupported));
         // What a signal has interrupted comes behind the handler. It pushes registers in its own order.
         let handler = range("runtime.sigtramp");
         let frame = |at| match rows.rule_at(at) {

@@ -42,6 +42,16 @@ const SIGNAL_RETURN: &str = "runtime.sigreturn";
 /// another thread may run the goroutine meanwhile. It clears the frame pointer for that reason since Go 1.25
 /// (runtime/asm_amd64.s).
 const LEAVING: &str = "runtime.mcall";
+/// The function that grows a goroutine's stack, on the scheduler's, or puts the goroutine aside to run another one
+/// (runtime/stack.go).
+const GROWING: &str = "runtime.newstack";
+/// What it calls to put a goroutine aside, which another thread may run from then on (runtime/proc.go). Up to Go 1.22,
+/// `gopreempt_m` calls `goschedImpl`.
+const PUTTING_ASIDE: [&str; 3] = [
+    "runtime.goschedImpl",
+    "runtime.gopreempt_m",
+    "runtime.preemptPark",
+];
 /// The suffix of the names of functions that take their arguments on the stack.
 const STACK_ABI: &str = ".abi0";
 /// Sizes of the smallest instruction, in bytes (`MinLC` in Go's src/cmd/internal/sys/arch.go).
@@ -265,6 +275,22 @@ impl<'a> GoFunction<'a> {
     pub fn leaves_stack(&self) -> bool {
         let name = self.name();
         name.strip_suffix(STACK_ABI).unwrap_or(&name) == LEAVING
+    }
+
+    /// Returns whether it runs on the scheduler's stack for a goroutine whose stack may have to grow. What puts that goroutine
+    /// aside is the first function of the scheduler's stack, as in one that [leaves](Self::leaves_stack) its stack.
+    pub fn grows_stack(&self) -> bool {
+        self.is_named(GROWING)
+    }
+
+    /// Returns whether it puts a goroutine aside, and never returns.
+    pub fn puts_goroutine_aside(&self) -> bool {
+        PUTTING_ASIDE.iter().any(|name| self.is_named(name))
+    }
+
+    fn is_named(&self, name: &str) -> bool {
+        let bytes = self.table.name_bytes(self.place).unwrap_or_default();
+        bytes.strip_prefix(name.as_bytes()).and_then(<[u8]>::first) == Some(&0)
     }
 
     /// Returns whether it is written in assembly: it need not save the frame pointer where Go's compiler does.

@@ -27,6 +27,7 @@ fn unnamed(bytes: Vec<u8>) -> Uncovered {
             bytes,
         }],
         starts: Vec::new(),
+        listed: Vec::new(),
     }
 }
 
@@ -99,7 +100,14 @@ fn uncovered(program: &Program, described: &[Range<u64>], reader: &CodeReader) -
             end: range.end,
         })
         .collect();
-    Uncovered::read(&elf, elf.loads(), &described, Vec::new(), reader)
+    Uncovered::read(
+        &elf,
+        elf.loads(),
+        &described,
+        Vec::new(),
+        Vec::new(),
+        reader,
+    )
 }
 
 /// Code of functions with tables that is full of calls is decoded once, however many there are.
@@ -219,6 +227,7 @@ fn work_of_attempts_is_limited() {
             end: START + code.len() as u64,
             starts: &[],
             tails: Tails::NONE,
+            is_function: false,
         };
         (x86_64().1.function)(&code, &mut CodeWork::default()).is_some()
     };
@@ -361,7 +370,12 @@ fn damaged_code_has_rules_in_order() {
             starts.sort_unstable();
             starts.dedup();
             let pieces = vec![Piece { start, bytes }];
-            let code = Uncovered { pieces, starts };
+            let listed = Vec::new();
+            let code = Uncovered {
+                pieces,
+                starts,
+                listed,
+            };
             let rules = code.rules(reader, &mut CodeWork::default());
             assert_eq!(rules, code.rules(reader, &mut CodeWork::default()));
             assert!(rules.is_sorted_by(|first, second| first.0 < second.0));
@@ -373,6 +387,7 @@ fn damaged_code_has_rules_in_order() {
                 end: start + size as u64,
                 starts: &[],
                 tails: Tails::NONE,
+                is_function: false,
             };
             let extent = (reader.extent)(&function, &mut CodeWork::default());
             assert!(extent <= size as u64);

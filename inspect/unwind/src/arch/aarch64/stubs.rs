@@ -39,6 +39,7 @@ fn function(bytes: &[u8], address: u64, write: &mut Write<'_>) -> Result<(), Err
         end: address.saturating_add(bytes.len() as u64),
         starts: &[],
         tails: Tails::NONE,
+        is_function: false,
     };
     let found = (code::READER.function)(&code, &mut CodeWork::default());
     write(address, Rule::Gap)?;

@@ -76,6 +76,7 @@ fn compare_functions(path: &Path) -> Option<Tally> {
                 end: function.end,
                 starts: &[],
                 tails: Tails::NONE,
+                is_function: false,
             };
             let rules = (known.reader.function)(&code, &mut CodeWork::default());
             tally.functions += 1;
@@ -93,6 +94,7 @@ fn compare_whole(path: &Path) -> Option<Tally> {
         let uncovered = Uncovered {
             pieces: read_pieces(&known.elf, &known.segments, &[]),
             starts: Vec::new(),
+            listed: Vec::new(),
         };
         let rules = uncovered.rules(known.reader, &mut CodeWork::default());
         let mut tally = Tally::default();

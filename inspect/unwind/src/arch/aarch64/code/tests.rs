@@ -13,6 +13,7 @@ fn function_code(bytes: &[u8]) -> FunctionCode<'_> {
         // Of a function that others call.
         starts: &[START + 0x200],
         tails: Tails::NONE,
+        is_function: false,
     }
 }
 
