@@ -4,9 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::iter;
 
 use otelctx_profile::Recording;
-use otelctx_profile::report::{AttributeFilter as AttributeCondition, ThreadFilter};
+use otelctx_profile::report::{AttributeFilter as AttributeCondition, ThreadFilter, TimeKind};
 use otelctx_profile::sample::format::record::DecodedContext;
-use otelctx_profile::sample::{Catalog, ProcessFacts, Sample};
+use otelctx_profile::sample::{Catalog, Event, OffCpuState, ProcessFacts, Sample};
 use otelctx_reader::format::TraceId;
 use otelctx_reader::{Error as ReaderError, remote};
 use otelctx_sampler::{Error as SamplerError, Options, Sampler, Targets};
@@ -45,6 +45,10 @@ pub(super) struct Filter {
     /// repeated
     #[arg(long = "function", value_name = "TEXT", value_parser = selection::text)]
     pub(super) functions: Vec<String>,
+    /// Kind of time that samples stand for: running (on a CPU), queued (ready, without a CPU) or
+    /// waiting, both of which are sampled as with --wall; can be repeated [default: all that are sampled]
+    #[arg(long = "kind", value_name = "KIND", value_parser = selection::kind)]
+    pub(super) kinds: Vec<TimeKind>,
     /// Keep only frames of this language, such as python or kernel; can be repeated
     #[arg(long = "language", value_name = "LANGUAGE", value_parser = selection::language)]
     pub(super) languages: Vec<String>,
@@ -66,15 +70,18 @@ impl Filter {
         let threads = threads.map(|it| GivenOption::new("thread", it));
         let functions = self.functions.iter();
         let functions = functions.map(|it| GivenOption::new("function", it));
+        let kinds = self.kinds.iter();
+        let kinds = kinds.map(|it| GivenOption::new("kind", selection::kind_names(&[*it])));
         let languages = self.languages.iter();
         let languages = languages.map(|it| GivenOption::new("language", it));
         let all = conditions.chain(traces).chain(threads);
-        all.chain(functions).chain(languages).collect()
+        all.chain(functions).chain(kinds).chain(languages).collect()
     }
 
     /// Returns true if there are conditions on samples that hold without their functions.
     fn has_conditions(&self) -> bool {
-        !(self.conditions.is_empty() && self.traces.is_empty() && self.threads.is_empty())
+        let is_any = self.conditions.is_empty() && self.traces.is_empty();
+        !(is_any && self.threads.is_empty() && self.kinds.is_empty())
     }
 
     /// Removes all other samples; the counters keep them. At the end of a recording, because a process may publish late.
@@ -86,7 +93,8 @@ impl Filter {
         // A thread has few contexts, and many samples of each.
         let mut known = HashMap::new();
         recording.samples.retain(|sample| {
-            let key = (sample.thread, sample.found.attached().copied());
+            let kind = kind_of(sample) as usize;
+            let key = (sample.thread, sample.found.attached().copied(), kind);
             *known
                 .entry(key)
                 .or_insert_with(|| self.keeps(catalog, sample))
@@ -100,7 +108,8 @@ impl Filter {
         let context = sample.found.attached().map(|id| catalog.context_facts(*id));
         let is_thread =
             |wanted: &ThreadFilter| wanted.accepts(&thread.name, Some(thread.tid.into()));
-        self.is_of_trace(catalog, sample)
+        (self.kinds.is_empty() || self.kinds.contains(&kind_of(sample)))
+            && self.is_of_trace(catalog, sample)
             && (self.threads.is_empty() || self.threads.iter().any(is_thread))
             && self.conditions.iter().all(|it| holds(it, context, facts))
     }
@@ -109,6 +118,15 @@ impl Filter {
         let context = sample.found.attached();
         let is_wanted = |id: &_| self.traces.contains(&catalog.context_facts(*id).trace_id);
         self.traces.is_empty() || context.is_some_and(is_wanted)
+    }
+}
+
+/// Returns the kind of time that a sample stands for.
+fn kind_of(sample: &Sample) -> TimeKind {
+    match sample.event {
+        Event::OffCpu(off) if off.state == OffCpuState::Queued => TimeKind::Queued,
+        Event::OffCpu(_) => TimeKind::Waiting,
+        _ => TimeKind::Running,
     }
 }
 

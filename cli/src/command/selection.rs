@@ -48,6 +48,9 @@ pub(super) struct Select {
     /// and folded stacks; all in other files]
     #[arg(long = "kind", value_name = "KIND", value_parser = kind)]
     kind: Vec<TimeKind>,
+    /// Keep only frames of this language, such as python or kernel; can be repeated
+    #[arg(long = "language", value_name = "LANGUAGE", value_parser = language)]
+    language: Vec<String>,
     /// Sum up threads that wait without a context, too, such as idle ones of a pool
     #[arg(long)]
     idle: bool,
@@ -154,8 +157,10 @@ impl Select {
         let kinds = kinds.map(|kind| GivenOption::new("kind", kind_names(&[*kind])));
         let idle = self.idle.then(|| GivenOption::new("idle", ""));
         let all = filters.chain(traces).chain(threads).chain(processes);
+        let languages = self.language.iter();
+        let languages = languages.map(|it| GivenOption::new("language", it));
         let all = all.chain(functions).chain(time).chain(kinds);
-        all.chain(idle).collect()
+        all.chain(idle).chain(languages).collect()
     }
 
     /// Returns the selection in a recording, which is read if a time of day needs its start.
@@ -184,6 +189,7 @@ impl Select {
         selection.functions.clone_from(&self.function);
         selection.time = self.time.map(|it| (moment(it.from), moment(it.to)));
         selection.kinds.clone_from(&self.kind);
+        selection.languages.clone_from(&self.language);
         selection.with_idle = self.idle;
         selection
     }
@@ -234,6 +240,7 @@ impl Select {
     pub(super) fn is_all(&self) -> bool {
         let mut selection = self.of_recording(0);
         selection.with_idle = false;
+        selection.languages.clear();
         selection == Selection::default()
     }
 }
@@ -313,7 +320,7 @@ pub(super) fn kind_names(kinds: &[TimeKind]) -> String {
     names.join(",")
 }
 
-fn kind(text: &str) -> Result<TimeKind, String> {
+pub(super) fn kind(text: &str) -> Result<TimeKind, String> {
     let known = KINDS.iter().find(|(_, name)| *name == text);
     let known = known.map(|(kind, _)| *kind);
     known.ok_or_else(|| "expected running, queued or waiting".to_owned())

@@ -1,5 +1,6 @@
 //! The options for threads that wait.
 
+use otelctx_profile::report::TimeKind;
 use otelctx_profile::sample::{Event, Sample};
 use otelctx_profile::{Kind, Profile};
 use otelctx_sampler::{Method, Sampler};
@@ -29,6 +30,18 @@ impl Wall {
     pub(super) fn frequency(self) -> Option<u32> {
         let default = || FREQUENCY.parse().ok();
         self.wall.or_else(|| self.wall_only.then(default).flatten())
+    }
+
+    /// Returns what to sample for these kinds of time, or without any for all: waits if a kind is of time off
+    /// the CPU, and nothing else if all are.
+    pub(super) fn of_kinds(self, kinds: &[TimeKind]) -> Self {
+        let is_off_cpu = |kind: &TimeKind| *kind != TimeKind::Running;
+        let has_waits = kinds.iter().any(is_off_cpu);
+        let default = || FREQUENCY.parse().ok().filter(|_| has_waits);
+        Self {
+            wall: self.frequency().or_else(default),
+            wall_only: self.wall_only || has_waits && kinds.iter().all(is_off_cpu),
+        }
     }
 
     /// The options of an agent: threads that run, and waits if there is a frequency for them.
@@ -92,6 +105,28 @@ mod tests {
     use otelctx_profile::sample::{Catalog, Found, OffCpu, OffCpuState, ProcessFacts};
 
     use super::*;
+
+    #[test]
+    fn kinds_of_time_off_the_cpu_are_sampled_when_they_are_asked_for() {
+        use TimeKind::{Queued, Running, Waiting};
+        let of = |wall: Wall, kinds: &[TimeKind]| {
+            let wall = wall.of_kinds(kinds);
+            (wall.frequency(), wall.samples_cpu())
+        };
+        let none = Wall::default();
+        assert_eq!(of(none, &[]), (None, true));
+        assert_eq!(of(none, &[Running]), (None, true));
+        assert_eq!(of(none, &[Waiting]), (Some(49), false));
+        assert_eq!(of(none, &[Queued, Waiting]), (Some(49), false));
+        assert_eq!(of(none, &[Running, Waiting]), (Some(49), true));
+        assert_eq!(of(Wall::every(7), &[]), (Some(7), true));
+        assert_eq!(of(Wall::every(7), &[Queued]), (Some(7), false));
+        let only = Wall {
+            wall: None,
+            wall_only: true,
+        };
+        assert_eq!(of(only, &[]), (Some(49), false));
+    }
 
     #[test]
     fn what_a_wait_took_before_the_start_is_left_out() {

@@ -323,6 +323,40 @@ fn a_recording_says_how_long_threads_waited() {
     );
 }
 
+/// What a kind of time needs is sampled, and nothing else is kept.
+#[test]
+fn samples_are_selected_by_kind() {
+    if !can_sample_waits("kinds") {
+        return;
+    }
+    let target = Target::start("waiting");
+    let scratch = Scratch::new("waits-kinds");
+    let (path, pid) = (scratch.path("a.otlp"), target.pid().to_string());
+    let times = |kind: &str, seconds: &str| {
+        let arguments = ["record", "--kind", kind, "-p", &pid, "-o", &path];
+        let recorded = otelctx(&[&arguments[..], &["-d", seconds]].concat());
+        match recorded.status {
+            0 => {}
+            _ => return Err(recorded),
+        }
+        let all = ["report", &path, "--idle", "--json"];
+        let kinds = ["--kind", "running", "--kind", "queued", "--kind", "waiting"];
+        let json = otelctx(&[&all[..], &kinds].concat()).expect(0).json();
+        Ok(["running_ns", "queued_ns", "waiting_ns"].map(|name| number(&json[name])))
+    };
+    let [running, queued, waiting] = given_time(|seconds| times("waiting", seconds));
+    assert_eq!((running, queued), (0, 0));
+    assert!(waiting > 0);
+    let answer = times("running", "0.2").unwrap_err();
+    assert!(answer.stderr.contains("no samples"), "{answer:?}");
+    let top = ["top", "--json", "--iterations", "1", "-p", &pid];
+    let table = |kind| otelctx(&[&top[..], &["--kind", kind]].concat()).expect(0);
+    let waits = |kind| table(kind).json()["waits"].clone();
+    assert!(number(&waits("waiting")["waiting_ns"]) > 0);
+    assert_eq!(waits("queued")["waiting_ns"], 0);
+    assert_eq!(waits("running"), Value::Null);
+}
+
 /// Samples of waits are in none of the counters.
 #[test]
 fn samples_on_a_cpu_are_counted_alone() {

@@ -22,8 +22,6 @@ pub struct ReportOptions {
     /// True for all frames; false to leave out functions of interpreters, of the starts of threads
     /// and of system calls between others.
     pub with_plumbing: bool,
-    /// Languages of the frames to show, of [`LANGUAGES`]; empty for all.
-    pub languages: Vec<String>,
     /// Maximum number of functions in [`Report::by_function`].
     pub functions: usize,
     /// Number of groups that have functions, those of the greatest cost.
@@ -47,7 +45,6 @@ impl ReportOptions {
             by: names.iter().map(|&name| name.to_owned()).collect(),
             selection: Selection::default(),
             with_plumbing: true,
-            languages: Vec::new(),
             functions: usize::MAX,
             detailed_groups: 0,
             functions_of_group: 0,

@@ -130,6 +130,9 @@ pub struct Selection {
     /// Parts of names of functions, or of their files, of which the stack must contain one, in upper
     /// or lower case.
     pub functions: Vec<String>,
+    /// Languages of the frames to keep in stacks, of [`LANGUAGES`](crate::report::LANGUAGES); empty for
+    /// all. Samples without any keep an empty stack, and [`Self::functions`] may be of any language.
+    pub languages: Vec<String>,
     /// From the first moment on, until just before the last one.
     pub time: Option<(Option<Moment>, Option<Moment>)>,
     /// Kinds of time. If there are none, files have all, and views show time on a CPU: reports with

@@ -165,7 +165,7 @@ fn unzipped(content: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// All, a route, threads of a pool, a function, a time, and a process.
+/// All, a route, threads of a pool, a function, a time, a process, and frames of a language.
 fn selections() -> Vec<Selection> {
     let selection = |change: &dyn Fn(&mut Selection)| {
         let mut selection = Selection::default();
@@ -185,6 +185,12 @@ fn selections() -> Vec<Selection> {
         selection(&|it| it.functions.push("syscall".to_owned())),
         selection(&|it| it.time = Some((after(2), after(9)))),
         selection(&|it| it.processes.push(9)),
+        selection(&|it| it.languages.push("native".to_owned())),
+        // What selects is not always what is shown.
+        selection(&|it| {
+            it.functions.push("syscall".to_owned());
+            it.languages.push("native".to_owned());
+        }),
     ]
 }
 

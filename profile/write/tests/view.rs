@@ -249,7 +249,7 @@ fn plumbing_is_left_out_and_its_time_is_kept() {
         ("serve", 0, 10),
     ];
     assert_eq!(functions, expected);
-    options.languages = vec!["kernel".to_owned()];
+    options.selection.languages = vec!["kernel".to_owned()];
     options.with_plumbing = true;
     let report = of(&options);
     let names: Vec<_> = report

@@ -255,7 +255,7 @@ fn functions_of_waits_are_above_their_reasons() {
     assert_eq!(self::report(&profile(), &options).total, cost(2, 60));
     // Reasons are in no language.
     options.selection.functions.clear();
-    options.languages = vec!["native".to_owned()];
+    options.selection.languages = vec!["native".to_owned()];
     let report = self::report(&profile(), &options);
     let names = report.by_function.iter().map(|(it, _)| &it.name[..]);
     assert_eq!(names.collect::<Vec<_>>()[..2], [&poll[..], &lock]);

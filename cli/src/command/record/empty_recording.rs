@@ -211,7 +211,7 @@ impl Before {
     fn chosen(&self, arguments: &Arguments) -> Explanation {
         let all = self.all();
         let filter = &arguments.filter;
-        if !filter.functions.is_empty() || arguments.time.is_some() {
+        if !(filter.functions.is_empty() && filter.kinds.is_empty()) || arguments.time.is_some() {
             let named: Vec<String> = arguments
                 .conditions()
                 .iter()

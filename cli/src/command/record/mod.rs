@@ -163,6 +163,7 @@ Examples:
 pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Error> {
     let bare = ids::without_option(&arguments.bare, "record")?;
     arguments.pid.extend(bare);
+    arguments.wall = arguments.wall.of_kinds(&arguments.filter.kinds);
     let arguments = &arguments;
     let standard_output = arguments.standard_output()?;
     output::check(&arguments.output)?;

@@ -23,7 +23,7 @@ use crate::command::filter::{NONE, ROUTE};
 use crate::command::help;
 use crate::command::ids;
 use crate::command::record::{Written, empty_recording};
-use crate::command::selection::{self, GivenOption, Select};
+use crate::command::selection::{self, Select};
 use crate::command::standard_output;
 use crate::error::Error;
 use crate::output::json;
@@ -81,9 +81,6 @@ pub(crate) struct Arguments {
     /// of spans in OTLP, as a Collector's file exporter writes it: JSON or protobuf
     #[arg(help_heading = help::VIEW, long, value_name = "FILE", conflicts_with = "tree")]
     spans: Option<PathBuf>,
-    /// Show only frames of this language, such as python or kernel; can be repeated
-    #[arg(help_heading = help::SAMPLES, long = "language", value_name = "LANGUAGE", value_parser = selection::language)]
-    languages: Vec<String>,
     /// Show functions of interpreters, of the starts of threads and of system calls, too
     #[arg(help_heading = help::VIEW, long)]
     plumbing: bool,
@@ -93,7 +90,7 @@ pub(crate) struct Arguments {
     /// Write the selected samples to this file instead: .otlp, .pb.gz (pprof), .json.gz (Firefox
     /// Profiler), .html (page), .svg (flame graph), .speedscope.json, .folded or .parquet; or to FOLDER/,
     /// as Parquet by hour and service; - for standard output, with --format; can be repeated
-    #[arg(help_heading = help::OUTPUT, short, long, value_name = "FILE", conflicts_with_all = ["json", "tree", "traces", "languages"])]
+    #[arg(help_heading = help::OUTPUT, short, long, value_name = "FILE", conflicts_with_all = ["json", "tree", "traces"])]
     output: Vec<PathBuf>,
     #[command(flatten)]
     standard_output: standard_output::StandardOutput,
@@ -163,7 +160,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         json::render(&answer::of(
             &report,
             &by,
-            arguments.conditions(),
+            arguments.select.described(),
             spans.as_ref(),
         ))
     } else {
@@ -393,17 +390,6 @@ impl Arguments {
         })
     }
 
-    /// Returns the selection as it was written.
-    fn conditions(&self) -> Vec<GivenOption> {
-        let languages = self.languages.iter();
-        let languages = languages.map(|it| GivenOption::new("language", it));
-        self.select
-            .described()
-            .into_iter()
-            .chain(languages)
-            .collect()
-    }
-
     fn options(&self, selection: Selection) -> ReportOptions {
         let by = match &self.by[..] {
             [] => vec![ROUTE.to_owned()],
@@ -415,7 +401,6 @@ impl Arguments {
             by,
             selection,
             with_plumbing: self.plumbing || self.json,
-            languages: self.languages.clone(),
             functions: if is_comparison || self.json {
                 usize::MAX
             } else {

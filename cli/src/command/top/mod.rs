@@ -190,6 +190,7 @@ impl Plan {
 pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Error> {
     let bare = ids::without_option(&arguments.bare, "top")?;
     arguments.pid.extend(bare);
+    arguments.wall = arguments.wall.of_kinds(&arguments.filter.kinds);
     let arguments = &arguments;
     let selected = arguments.select.processes(&arguments.pid)?;
     let pids = selected.pids;

@@ -103,7 +103,7 @@ impl Drawing {
         plumbing: bool,
         by: bool,
     ) {
-        let mut folding = Folding::new(tables, plumbing, &[]);
+        let mut folding = Folding::new(tables, plumbing);
         // The label of each function, once it is known; that is none if it has no room.
         let mut functions: Vec<Option<Option<u32>>> = vec![None; folding.len()];
         let mut path = Vec::new();

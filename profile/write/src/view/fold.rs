@@ -26,16 +26,12 @@ enum Shown {
     Itself,
     /// Nothing, but for a box of this kind where a stack ends in plumbing.
     Plumbing(usize),
-    /// Its language is not wanted.
-    Nothing,
 }
 
 /// Leaves out what is not shown.
 pub(super) struct Folding<'t> {
     tables: &'t Tables,
     with_plumbing: bool,
-    /// Kinds of frames; empty for all.
-    kinds: Vec<&'static str>,
     /// What is shown of each function, once it is known.
     shown: Vec<Option<Shown>>,
     /// The only function of each location, once that is known.
@@ -47,12 +43,11 @@ pub(super) struct Folding<'t> {
 }
 
 impl<'t> Folding<'t> {
-    pub(super) fn new(tables: &'t Tables, with_plumbing: bool, languages: &[String]) -> Self {
+    pub(super) fn new(tables: &'t Tables, with_plumbing: bool) -> Self {
         let functions = tables.functions.len();
         Self {
             tables,
             with_plumbing,
-            kinds: languages.iter().filter_map(|it| kind_of(it)).collect(),
             shown: vec![None; functions],
             locations: vec![None; tables.locations.len()],
             seen: vec![0; functions],
@@ -90,7 +85,6 @@ impl<'t> Folding<'t> {
                     ended_in += 1;
                 }
             },
-            Shown::Nothing => {}
         };
         for location in &self.tables.stacks[stack as usize] {
             match self.only_function(*location) {
@@ -132,12 +126,6 @@ impl<'t> Folding<'t> {
             let function = &self.tables.functions[function as usize];
             let text = |id| self.tables.text(id);
             let kind = text(function.kind);
-            // What a thread waits for is in no language.
-            let is_wanted =
-                self.kinds.is_empty() || self.kinds.contains(&kind) || kind == FRAME_KIND;
-            if !is_wanted {
-                return Shown::Nothing;
-            }
             if self.with_plumbing || kind == FRAME_KIND {
                 return Shown::Itself;
             }
@@ -167,11 +155,4 @@ impl<'t> Folding<'t> {
 pub(super) fn plumbing_name(tables: &Tables, folded: Folded) -> String {
     let kind = folded as usize - tables.functions.len();
     format!("[{}]", PLUMBING[kind].name)
-}
-
-/// Returns the kind of frames of a language.
-fn kind_of(language: &str) -> Option<&'static str> {
-    let mut all = report::LANGUAGES.into_iter();
-    all.find(|(name, _)| *name == language)
-        .map(|(_, kind)| kind)
 }

@@ -84,6 +84,7 @@ fn add_sample(
         stack,
         wait: NONE,
         shown_stack: stack,
+        whole_stack: stack,
         gil: None,
         cpu: 0,
         times: &[sample.time],

@@ -53,7 +53,7 @@ impl Report {
     pub fn read(input: &Input, options: &ReportOptions) -> Result<Self, Error> {
         input.in_worker(|files| {
             // The worker process ends: that frees them faster.
-            let mut tables = ManuallyDrop::new(Tables::default());
+            let mut tables = ManuallyDrop::new(Tables::of(&options.selection));
             let mut sums = Sums::new(options);
             let mut selecting = Selecting::new(&options.selection, &mut sums);
             files.read(&mut tables, &mut selecting)?;
@@ -68,7 +68,7 @@ impl Report {
     /// process: for tests and the fuzz target.
     #[doc(hidden)]
     pub fn of(content: &[u8], options: &ReportOptions) -> Result<Self, String> {
-        let mut tables = Tables::default();
+        let mut tables = Tables::of(&options.selection);
         let mut sums = Sums::new(options);
         let mut selecting = Selecting::new(&options.selection, &mut sums);
         input::read_content(content, Path::new("content"), &mut tables, &mut selecting)?;
@@ -85,7 +85,7 @@ impl Report {
 /// Returns a sentence that names the defect of the content.
 #[doc(hidden)]
 pub fn load(content: &[u8], selection: &Selection) -> Result<Profile, String> {
-    let mut tables = Tables::default();
+    let mut tables = Tables::of(selection);
     let mut loading = Loading::new(false);
     messages::read(
         content,
@@ -134,7 +134,7 @@ pub fn converted(
         return parquet::converted(input, selection, options);
     }
     input.bytes_of_worker(|files, pipe| {
-        let mut tables = Tables::default();
+        let mut tables = Tables::of(selection);
         if format == Format::Page {
             let mut paging = Paging::new(options.by.as_deref());
             files.read(&mut tables, &mut Selecting::new(selection, &mut paging))?;

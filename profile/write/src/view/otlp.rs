@@ -370,13 +370,14 @@ impl<'m, 't> Reader<'m, 't> {
             } else {
                 self.worker(process, link, &indices)?
             };
-            let stack = self.stack(stack)?;
-            let (kind, wait, shown_stack) = match kind {
-                Kind::Running => (kind, NONE, stack),
+            let whole = self.stack(stack)?;
+            let stack = self.tables.kept_stack(whole)?;
+            let (kind, wait, [shown_stack, whole_stack]) = match kind {
+                Kind::Running => (kind, NONE, [stack, whole]),
                 _ => (
                     self.tables.waits[worker.wait as usize].kind(),
                     worker.wait,
-                    self.tables.waiting_stack(stack, worker.wait)?,
+                    self.tables.waiting_stacks([stack, whole], worker.wait)?,
                 ),
             };
             if self.tables.start.is_none() {
@@ -391,6 +392,7 @@ impl<'m, 't> Reader<'m, 't> {
                 stack,
                 wait,
                 shown_stack,
+                whole_stack,
                 gil: worker.gil,
                 cpu: worker.cpu,
                 times: &times,

@@ -62,7 +62,7 @@ fn written(
     let store = Store::beside(path).map_err(|source| failed(path, source))?;
     let in_worker = store.try_clone().map_err(|source| failed(path, source))?;
     let parts: Result<Vec<Part>, String> = input.in_worker(|files| {
-        let mut tables = Tables::default();
+        let mut tables = Tables::of(selection);
         let mut rows = Rows::new(in_worker, options.host.clone(), partitioning(format));
         // Rows are written before the last thread, after which a process may be named, was read.
         files.read(&mut tables, &mut NoSink)?;

@@ -308,7 +308,8 @@ impl<'m, 't> Reader<'m, 't> {
                 let found = self.locations.get(id);
                 locations.push(*found.ok_or_else(|| format!("location {id} is not there"))?);
             }
-            let stack = self.tables.add_stack(&locations)?;
+            let whole = self.tables.add_stack(&locations)?;
+            let stacks = [self.tables.kept_stack(whole)?, whole];
             let mut known = None;
             for read in &reads {
                 let value = read.value(&values)?;
@@ -319,7 +320,7 @@ impl<'m, 't> Reader<'m, 't> {
                     Some(labels) => labels,
                     None => known.insert(self.labels(&labels)?),
                 };
-                let group = self.group(read, labels, stack)?;
+                let group = self.group(read, labels, stacks)?;
                 let count = read.samples.and_then(|it| values.get(it));
                 let group = Group {
                     values: &[value],
@@ -333,7 +334,12 @@ impl<'m, 't> Reader<'m, 't> {
     }
 
     /// Returns samples without their values.
-    fn group(&mut self, read: &Read, labels: &Labels, stack: Id) -> Result<Group<'static>, String> {
+    fn group(
+        &mut self,
+        read: &Read,
+        labels: &Labels,
+        [stack, whole]: [Id; 2],
+    ) -> Result<Group<'static>, String> {
         let mut group = Group {
             kind: read.kind,
             thread: labels.thread,
@@ -341,6 +347,7 @@ impl<'m, 't> Reader<'m, 't> {
             stack,
             wait: NONE,
             shown_stack: stack,
+            whole_stack: whole,
             gil: None,
             cpu: 0,
             times: &[],
@@ -352,7 +359,8 @@ impl<'m, 't> Reader<'m, 't> {
         if read.kind == Kind::Waiting {
             group.kind = self.tables.waits[labels.wait as usize].kind();
             group.wait = labels.wait;
-            group.shown_stack = self.tables.waiting_stack(stack, labels.wait)?;
+            let stacks = self.tables.waiting_stacks([stack, whole], labels.wait)?;
+            [group.shown_stack, group.whole_stack] = stacks;
         }
         Ok(group)
     }

@@ -70,7 +70,7 @@ impl<'s> Selecting<'s> {
             && (selection.functions.is_empty()
                 || self
                     .stacks
-                    .get(group.shown_stack, || has_function(selection, tables, group)))
+                    .get(group.whole_stack, || has_function(selection, tables, group)))
     }
 
     fn has_attributes(
@@ -170,7 +170,7 @@ fn is_thread(selection: &Selection, tables: &Tables, thread: &Thread, facts: &Pr
 }
 
 fn has_function(selection: &Selection, tables: &Tables, group: &Group<'_>) -> bool {
-    tables.frames(group.shown_stack).any(|line| {
+    tables.frames(group.whole_stack).any(|line| {
         let function = &tables.functions[line.function as usize];
         let (name, file) = (tables.text(function.name), tables.text(function.file));
         selection.has_function(name, file)

@@ -306,7 +306,7 @@ impl<'o> Sums<'o> {
     pub(super) fn finish(mut self, tables: &Tables) -> Report {
         let run = self.run.take();
         self.end_run(tables, run);
-        let mut folding = Folding::new(tables, self.options.with_plumbing, &self.options.languages);
+        let mut folding = Folding::new(tables, self.options.with_plumbing);
         let (values, position) = self.shown_groups(tables);
         let cells = std::mem::take(&mut self.cells).finish();
         let of_traces = self.traces_of_groups(&position, values.len());

@@ -9,7 +9,7 @@ use otelctx_sample::format::process_context::Value;
 use otelctx_sample::{GilState, OffCpuState};
 
 use crate::attributes::{CALL, REASON, RECORDED, STATE, UNKNOWN_SERVICE};
-use crate::report::{Cost, TimeKind};
+use crate::report::{Cost, LANGUAGES, Selection, TimeKind};
 use crate::wait::{self, FRAME_KIND};
 
 /// An index into one of the tables.
@@ -225,6 +225,8 @@ pub(super) struct Group<'g> {
     pub(super) wait: Id,
     /// The stack, which ends in a frame for what the thread waits for, if it does.
     pub(super) shown_stack: Id,
+    /// The same with frames of all languages.
+    pub(super) whole_stack: Id,
     pub(super) gil: Option<GilState>,
     pub(super) cpu: u32,
     /// In nanoseconds after 1970-01-01 UTC; empty if the recording has no times.
@@ -326,6 +328,10 @@ pub(super) struct Tables {
     pub(super) waits: Table<Wait>,
     /// Stacks with a frame for a wait, by the stack without it and the wait.
     waiting_stacks: HashMap<(Id, Id), Id, RandomState>,
+    /// Kinds of the frames to keep; empty for all.
+    kinds: Vec<&'static str>,
+    /// By stack, the stack with these frames alone.
+    kept_stacks: Known<Id>,
     /// The first and the last recorded time, in nanoseconds after 1970-01-01 UTC.
     pub(super) span: Option<(u64, u64)>,
     /// The start of the recording that is being read.
@@ -368,6 +374,8 @@ impl Default for Tables {
             stacks: Table::from_iter([Box::default()]),
             waits: Table::from_iter([Wait::UNKNOWN]),
             waiting_stacks: HashMap::default(),
+            kinds: Vec::new(),
+            kept_stacks: Vec::new(),
             span: None,
             start: None,
             has_date: true,
@@ -391,6 +399,18 @@ fn id(index: usize) -> Result<Id, String> {
 }
 
 impl Tables {
+    /// Creates the tables of a recording, whose stacks have frames of the selected languages alone.
+    pub(super) fn of(selection: &Selection) -> Self {
+        let kind_of = |language: &String| {
+            let mut all = LANGUAGES.into_iter();
+            all.find(|(name, _)| name == language).map(|(_, kind)| kind)
+        };
+        Self {
+            kinds: selection.languages.iter().filter_map(kind_of).collect(),
+            ..Self::default()
+        }
+    }
+
     pub(super) fn text(&self, id: Id) -> &str {
         &self.texts[id as usize]
     }
@@ -502,8 +522,35 @@ impl Tables {
         }
     }
 
-    /// Returns a stack with a frame at its end for what the thread waits for.
-    pub(super) fn waiting_stack(&mut self, stack: Id, wait: Id) -> Result<Id, String> {
+    /// Returns the frames of a stack to keep.
+    pub(super) fn kept_stack(&mut self, stack: Id) -> Result<Id, String> {
+        if self.kinds.is_empty() {
+            return Ok(stack);
+        }
+        if let Some(known) = known(&mut self.kept_stacks, stack) {
+            return Ok(*known);
+        }
+        let is_kept = |location: &Id| {
+            let kind = self.locations[*location as usize].kind;
+            self.kinds.contains(&self.text(kind))
+        };
+        let all = self.stacks[stack as usize].iter().copied();
+        let kept: Vec<Id> = all.filter(is_kept).collect();
+        let added = self.add_stack(&kept)?;
+        Ok(*known(&mut self.kept_stacks, stack).insert(added))
+    }
+
+    /// Returns stacks with a frame at their end for what the thread waits for.
+    pub(super) fn waiting_stacks(&mut self, stacks: [Id; 2], wait: Id) -> Result<[Id; 2], String> {
+        let [one, other] = stacks;
+        let waiting = self.waiting_stack(one, wait)?;
+        match one == other {
+            true => Ok([waiting; 2]),
+            false => Ok([waiting, self.waiting_stack(other, wait)?]),
+        }
+    }
+
+    fn waiting_stack(&mut self, stack: Id, wait: Id) -> Result<Id, String> {
         if let Some(known) = self.waiting_stacks.get(&(stack, wait)) {
             return Ok(*known);
         }

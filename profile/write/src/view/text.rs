@@ -252,7 +252,8 @@ impl<'t> Reader<'t> {
             self.tables.add_span(*time, time.saturating_add(1));
         }
         self.tables.has_cpu_time = true;
-        let stack = self.tables.add_stack(stack)?;
+        let whole = self.tables.add_stack(stack)?;
+        let stack = self.tables.kept_stack(whole)?;
         sink.add(
             self.tables,
             &Group {
@@ -262,6 +263,7 @@ impl<'t> Reader<'t> {
                 stack,
                 wait: NONE,
                 shown_stack: stack,
+                whole_stack: whole,
                 gil: None,
                 cpu: 0,
                 times,
