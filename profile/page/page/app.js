@@ -3,7 +3,7 @@ import { $, ROWS, RUNNING, element, isolated, page } from './state.js';
 import { readOverview, readSamples, traceId, unpack } from './columns.js';
 import { view } from './tree.js';
 import { Selector, addUpNodes, addUpRoutes, addUpTraces } from './selection.js';
-import { addUpTree, functionsWith } from './selection.js';
+import { addUpTree, cellsBelow, functionsWith } from './selection.js';
 import { LANGUAGES, clock, duration, offset, routeText, seconds, serviceText } from './text.js';
 import { shortName, timeAt } from './text.js';
 import { PLUMBING, palette } from './colours.js';
@@ -37,10 +37,8 @@ async function start() {
     sections[it.dataset.section] = await unpack(it.textContent);
     it.remove();
   };
-  const unpackAll = () => {
-    const elements = [...document.querySelectorAll('[data-section]')];
-    return Promise.all(elements.map(unpackOne));
-  };
+  const unpackAll = () =>
+    Promise.all([...document.querySelectorAll('[data-section]')].map(unpackOne));
   await unpackAll();
   page.model = readOverview(sections, facts);
   showFirst();
@@ -105,13 +103,14 @@ function update(quick = false) {
   if (!trees.has(key)) trees.set(key, view(model, page));
   page.tree = trees.get(key);
   page.weights = selector.select(selection);
-  page.sums = addUpTree(model, page.tree, page.weights);
+  page.sums = addUpTree(model, page.tree, page.weights, page.zoom);
+  if (page.zoom && !page.sums.totals[page.zoom]) return regroup({}, quick);
+  if (page.zoom) page.weights.below = cellsBelow(page.tree, page.weights.allowed, page.zoom);
   // Where other time is shown, too: in which of it threads ran.
   const isMixed = selection.kinds > RUNNING && selection.kinds & RUNNING;
   const running = () => runningSelector.select({ ...selection, kinds: RUNNING });
   page.running = isMixed ? addUpNodes(page.tree, running()) : null;
   page.found = selection.text ? functionsWith(model, selection.text) : null;
-  if (!(page.sums.totals[page.zoom] > 0)) page.zoom = page.focus = 0;
   drawGraph();
   showTable(quick ? Math.min(page.rows, QUICK_ROWS) : page.rows);
   showShades();
@@ -232,9 +231,9 @@ function bindBar() {
   });
 }
 
-function regroup(change) {
+function regroup(change, quick) {
   Object.assign(page, change, { zoom: 0, focus: 0 });
-  update();
+  update(quick);
 }
 
 function showChips() {
@@ -330,10 +329,7 @@ function bindPage() {
     measure();
     update();
   };
-  const print = printing => () => {
-    page.printing = printing;
-    redraw();
-  };
+  const print = printing => () => redraw((page.printing = printing));
   addEventListener('hashchange', followAddress);
   addEventListener('beforeprint', print(true));
   addEventListener('afterprint', print(false));
@@ -366,10 +362,7 @@ function setColours() {
   const used = new Set(model.languageOf);
   const languages = [...LANGUAGES, 'plumbing'].map((name, i) => [name, colours.languages[i][1]]);
   const isUsed = i => (i === PLUMBING ? !$('plumbing-label').hidden : used.has(i));
-  showLegend(
-    $('legend'),
-    languages.filter((_, i) => isUsed(i)),
-  );
+  showLegend($('legend'), languages.filter((_, i) => isUsed(i)));
   showLegend($('routes-legend'), routeLegend(model, routes, colours));
 }
 

@@ -49,7 +49,8 @@ export function describe(node) {
 
 export function zoomTo(node) {
   page.zoom = page.focus = node;
-  drawGraph();
+  // The tables follow.
+  page.update();
   scrollToFocus();
 }
 

@@ -142,26 +142,34 @@ function cellsWith(model, text) {
   return cells;
 }
 
-// Adds up cells along the tree that is shown: totals of nodes, and totals and own time of labels.
-export function addUpTree(model, tree, { weights, allowed }) {
-  const { parent, label, outermost, at, count } = tree;
+// Adds up cells along the tree that is shown: totals of nodes, and totals and own time of labels in
+// the stacks that go through the node `zoom`.
+export function addUpTree(model, tree, { weights, allowed }, zoom) {
+  const { parent, label, outermost, at, count, end } = tree;
   tree.totals ??= new Float64Array(count);
   const totals = tree.totals.fill(0);
   const labelTotal = new Float64Array(model.labelCount);
   const labelSelf = new Float64Array(model.labelCount);
   for (let cell = 0; cell < weights.length; cell++) {
     if (allowed[cell] === 0 || weights[cell] === 0) continue;
-    totals[at[cell]] += weights[cell];
-    labelSelf[label[at[cell]]] += weights[cell];
+    const node = at[cell];
+    totals[node] += weights[cell];
+    if (node >= zoom && node < end[zoom]) labelSelf[label[node]] += weights[cell];
   }
   for (let i = count - 1; i > 0; i--) {
     const total = totals[i];
     if (total === 0) continue;
     totals[parent[i]] += total;
-    if (outermost[i] === 1) labelTotal[label[i]] += total;
+    if (outermost[i] === 1 && i >= zoom && i < end[zoom]) labelTotal[label[i]] += total;
   }
+  for (let i = parent[zoom]; i > 0; i = parent[i])
+    if (outermost[i] === 1) labelTotal[label[i]] += totals[zoom];
   return { totals, labelTotal, labelSelf, total: totals[0] };
 }
+
+// Which of the allowed cells are at a node or below it.
+export const cellsBelow = ({ at, end }, allowed, node) =>
+  allowed.map((is, cell) => is && at[cell] >= node && at[cell] < end[node]);
 
 // The totals of nodes alone.
 export function addUpNodes({ parent, at, count }, { weights, allowed }) {
@@ -171,14 +179,14 @@ export function addUpNodes({ parent, at, count }, { weights, allowed }) {
   return totals;
 }
 
-// The pairs of service and route that occur, and the weight of each, selected or not, so that
-// another can be chosen.
-export function addUpRoutes(model, { weights, contains }) {
+// The pairs of service and route that occur, and the weight of each: selected or not, so that
+// another can be chosen, or where the graph is zoomed, that of its frame.
+export function addUpRoutes(model, { weights, contains, below = contains }) {
   model.pairs ??= numberPairs(model);
   const { pairs, ofCell } = model.pairs;
   const totals = new Float64Array(pairs.length);
   for (let cell = 0; cell < weights.length; cell++) {
-    if (!contains || contains[cell]) totals[ofCell[cell]] += weights[cell];
+    if (!below || below[cell]) totals[ofCell[cell]] += weights[cell];
   }
   return { pairs, totals };
 }

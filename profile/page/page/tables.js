@@ -69,7 +69,7 @@ function routeRows({ model, weights, selection, limit, filter }) {
 
 function traceRows({ model, weights, selection, sort, limit, filter }) {
   const { samples } = model;
-  const { ofKind, first, last } = addUpTraces(model, weights.allowed, selection);
+  const { ofKind, first, last } = addUpTraces(model, weights.below ?? weights.allowed, selection);
   // Traces without samples have no place in the table; a trace that only waited has.
   const exists = first.map(time => (time < Infinity ? 1e-6 : 0));
   const earliest = first.map(time => (time < Infinity ? samples.last + 1 - time : 0));

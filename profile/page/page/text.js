@@ -25,9 +25,7 @@ export function seconds(model, time) {
   return ((time - model.samples.first) * model.facts.timeUnit) / 1e9;
 }
 
-export function timeAt(model, value) {
-  return (value * 1e9) / model.facts.timeUnit + model.samples.first;
-}
+export const timeAt = ({ facts, samples }, value) => (value * 1e9) / facts.timeUnit + samples.first;
 
 // The local time of day, and its offset from UTC: `14:03:00.125` and `GMT+0200`.
 export function clock(model, time) {

@@ -220,6 +220,43 @@ const scenarios = {
     await page.mouse.click(...at(0.1, 1));
     await page.mouse.move(...at(0.95, 1));
     assert.ok((await tip.textContent()).startsWith('shop'));
+    // The tables follow: the service's functions, its routes, and its part of traces.
+    const ofZoom = () =>
+      page.evaluate(() => {
+        const { sums, tree, zoom } = globalThis.page;
+        const above = [];
+        for (let i = zoom; i > 0; i = tree.parent[i]) above.push(sums.labelTotal[tree.label[i]]);
+        return [sums.totals[zoom], sums.labelSelf.reduce((one, other) => one + other), ...above];
+      });
+    assert.deepEqual(await ofZoom(), [shop, shop, shop]);
+    await page.getByRole('tab', { name: 'Routes' }).click();
+    const routes = await rows(page);
+    assert.ok(routes.length > 1 && routes.every(([, service]) => service === 'shop'), routes);
+    for (const [name, , time] of routes) {
+      const route = facts.routes.indexOf(name) + 1;
+      assert.equal(time, duration(sum(select(facts, { kinds: 1, service: 0, route }))));
+    }
+    await page.getByRole('tab', { name: 'Traces' }).click();
+    const traces = await rows(page);
+    assert.ok(traces.length > 1);
+    for (const [trace, , , cpu] of traces)
+      assert.equal(cpu, duration(sum(select(facts, { kinds: 1, service: 0, trace }))));
+    await page.getByRole('tab', { name: 'Functions' }).click();
+    // Callers of what is zoomed have all of its time.
+    await page.evaluate(() => globalThis.page.zoomTo(globalThis.page.boxes.node[8]));
+    const [frame, own, ...above] = await ofZoom();
+    assert.ok(above.length > 3 && frame < shop, `${above}`);
+    assert.deepEqual([own, ...above], Array(above.length + 1).fill(frame));
+    // What a range has nothing of is zoomed no more.
+    await page.evaluate(() => {
+      globalThis.page.setRange(0, 1);
+      globalThis.page.update(true);
+    });
+    const state = await page.evaluate(() => [globalThis.page.zoom, globalThis.page.sums.total]);
+    const inRange = sum(select(facts, { kinds: 1, from: 0, to: 1 }));
+    assert.deepEqual(state, [0, inRange]);
+    await page.evaluate(() => globalThis.page.choose({ from: undefined, to: undefined }));
+    await page.mouse.click(...at(0.1, 1));
     await page.mouse.move(...at(0.1, 3));
     assert.match(
       await tip.textContent(),
