@@ -14,6 +14,9 @@ use otelctx_profile::sample::{
 };
 use otelctx_profile::{Clock, NoSymbols, Options, Profile, Recording};
 
+#[path = "../../profile/write/tests/waiting/mod.rs"]
+mod waiting;
+
 /// 2023-11-14 22:13:20 UTC.
 const START: u64 = 1_700_000_000_000_000_000;
 const HOUR: u64 = 3_600_000_000_000;
@@ -456,6 +459,59 @@ fn a_recording_in_parquet_is_the_one_in_otlp() {
         );
         if let Some(given) = folder.query_both(&sums) {
             assert_eq!(given, [[expected.clone()], [expected]]);
+        }
+    }
+}
+
+/// Time off the CPU, by what kept threads from running and why, in both engines and in the report.
+#[test]
+fn waits_are_those_of_the_report() {
+    let folder = Directory::new("waits");
+    let options = Options::default();
+    let path = folder.0.join("profile.otlp");
+    waiting::profile().write_file(&path, &options).unwrap();
+    let all = ["--kind", "running", "--kind", "queued", "--kind", "waiting"];
+    for selection in [
+        &["--idle"][..],
+        &["--idle", "--filter", "http.route=/cart"],
+        &["--idle", "--function", "postgres"],
+    ] {
+        let by = ["--json", "--by", "thread.state,wait.reason"];
+        let report = [&["report", "profile.otlp"], &by[..], &all, selection].concat();
+        let report: serde_json::Value = serde_json::from_slice(&folder.otelctx(&report)).unwrap();
+        let rows = report["by_attribute"].as_array().unwrap().iter();
+        let mut expected: Vec<String> = rows
+            .map(|row| {
+                let value = |index: usize| row["values"][index].as_str().unwrap();
+                let times = ["running_ns", "queued_ns", "waiting_ns"];
+                let times: u64 = times.map(|it| row[it].as_u64().unwrap()).iter().sum();
+                format!("{} | {} | {} | {times}", value(0), value(1), row["samples"])
+            })
+            .collect();
+        expected.sort();
+        assert!(!expected.is_empty(), "{report:#}");
+        folder.otelctx(&[&["report", "profile.otlp", "-o", "a.parquet"], selection].concat());
+        let waits = "SELECT CASE WHEN kind = 'running' THEN kind ELSE coalesce(state, '(none)') END AS state_or_kind, \
+            coalesce(reason, '(none)') AS why, sum(samples), sum(weight) \
+            FROM 'a.parquet' GROUP BY state_or_kind, why";
+        let Some(given) = folder.query_both(waits) else {
+            return;
+        };
+        for mut given in given {
+            given.sort();
+            assert_eq!(given, expected, "{selection:?}");
+        }
+        let kinds = "SELECT kind, sum(weight) FROM 'a.parquet' GROUP BY kind";
+        for given in folder.query_both(kinds).unwrap() {
+            let mut sums: Vec<String> = ["running", "queued", "waiting"]
+                .iter()
+                .map(|kind| format!("{kind} | {}", report[format!("{kind}_ns")]))
+                .filter(|sum| !sum.ends_with(" | 0"))
+                .collect();
+            sums.sort();
+            let mut given = given;
+            given.sort();
+            assert_eq!(given, sums, "{selection:?}");
         }
     }
 }
