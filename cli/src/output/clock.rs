@@ -6,17 +6,10 @@ use nix::libc;
 
 /// Formats a time as `2026-11-21T06:42:09.123Z` (RFC 3339).
 pub(crate) fn utc(time: SystemTime) -> String {
-    let (seconds, milliseconds) = since_epoch(time);
-    let at = broken_down(seconds, libc::gmtime_r);
-    format!(
-        "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{milliseconds:03}Z",
-        i64::from(at.tm_year) + 1900,
-        at.tm_mon + 1,
-        at.tm_mday,
-        at.tm_hour,
-        at.tm_min,
-        at.tm_sec
-    )
+    // A clock that was never set may be before 1970.
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let seconds = otelctx_profile::utc(since.as_secs()).replace(' ', "T");
+    format!("{seconds}.{:03}Z", since.subsec_millis())
 }
 
 /// Formats a time as `2026-11-21T06-42-09Z`, for names of files, which have no colons on some file systems.
@@ -29,13 +22,13 @@ pub(crate) fn file_stamp(time: SystemTime) -> String {
 
 /// Formats a time as `07:42:09`, in local time.
 pub(crate) fn local(time: SystemTime) -> String {
-    let at = broken_down(since_epoch(time).0, libc::localtime_r);
+    let at = of_day(since_epoch(time));
     format!("{:02}:{:02}:{:02}", at.tm_hour, at.tm_min, at.tm_sec)
 }
 
 /// Formats a time as `07:42:09 +01:00`, in local time with its offset.
 pub(crate) fn local_with_offset(time: SystemTime) -> String {
-    let at = broken_down(since_epoch(time).0, libc::localtime_r);
+    let at = of_day(since_epoch(time));
     let minutes = at.tm_gmtoff.unsigned_abs() / 60;
     let sign = if at.tm_gmtoff < 0 { '-' } else { '+' };
     let (hours, minutes) = (minutes / 60, minutes % 60);
@@ -46,7 +39,7 @@ pub(crate) fn local_with_offset(time: SystemTime) -> String {
 /// Both are in nanoseconds after 1970-01-01 UTC.
 pub(crate) fn on_day_of(start: u64, milliseconds: u64) -> u64 {
     let seconds = libc::time_t::try_from(start / 1_000_000_000).unwrap_or(0);
-    let mut at = broken_down(seconds, libc::localtime_r);
+    let mut at = of_day(seconds);
     let whole = i32::try_from(milliseconds / 1000).unwrap_or(i32::MAX);
     (at.tm_hour, at.tm_min, at.tm_sec) = (0, 0, whole);
     // The other offset may hold then.
@@ -58,21 +51,18 @@ pub(crate) fn on_day_of(start: u64, milliseconds: u64) -> u64 {
     whole.saturating_add(milliseconds % 1000 * 1_000_000)
 }
 
-fn since_epoch(time: SystemTime) -> (libc::time_t, u32) {
-    // A clock that was never set may be before 1970.
+fn since_epoch(time: SystemTime) -> libc::time_t {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let seconds = libc::time_t::try_from(since.as_secs()).unwrap_or(0);
-    (seconds, since.subsec_millis())
+    libc::time_t::try_from(since.as_secs()).unwrap_or(0)
 }
 
-type Convert = unsafe extern "C" fn(*const libc::time_t, *mut libc::tm) -> *mut libc::tm;
-
-fn broken_down(seconds: libc::time_t, convert: Convert) -> libc::tm {
+/// Returns date and time of day in local time.
+fn of_day(seconds: libc::time_t) -> libc::tm {
     // SAFETY: all fields of `tm` are numbers and a pointer, for which zeroes are valid values.
     let mut at: libc::tm = unsafe { std::mem::zeroed() };
-    // SAFETY: both callers pass gmtime_r or localtime_r, which read a time_t and write a tm: these are
-    // references to one of each. If the year does not fit, `at` keeps its zeroes.
-    unsafe { convert(&raw const seconds, &raw mut at) };
+    // SAFETY: localtime_r reads a time_t and writes a tm: these are references to one of each. If the year
+    // does not fit, `at` keeps its zeroes.
+    unsafe { libc::localtime_r(&raw const seconds, &raw mut at) };
     at
 }
 

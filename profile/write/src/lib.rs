@@ -65,4 +65,4 @@ pub use view::load;
 pub use view::{
     Input, Span, SpanReport, SpanTime, SpannedTrace, Spans, awaited, convert, converted,
 };
-pub use write::{Aggregate, Format, Options, OtlpMessages};
+pub use write::{Aggregate, Format, Options, OtlpMessages, utc};

@@ -304,12 +304,16 @@ pub const LANGUAGES: [(&str, &str); 10] = [
 
 /// What samples are grouped by.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Level {
+pub enum Level {
     /// The attribute with this name, of the context or the resource.
     Attribute(String),
+    /// The service.
     Service,
+    /// The process.
     Process,
+    /// The thread.
     Thread,
+    /// The trace.
     Trace,
     /// The innermost function.
     Function,
@@ -320,7 +324,9 @@ pub(crate) enum Level {
 }
 
 impl Level {
-    pub(crate) fn of(name: &str) -> Self {
+    /// Returns the level that a name means: an attribute unless it is another level's.
+    #[must_use]
+    pub fn of(name: &str) -> Self {
         match name {
             "service" => Self::Service,
             "process" => Self::Process,

@@ -11,6 +11,7 @@ mod room;
 mod speedscope;
 
 pub use aggregate::Aggregate;
+pub use flame_graph::utc;
 pub use otlp::OtlpMessages;
 pub(crate) use otlp::SCOPE;
 

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
 use otelctx_profile::GIL_ATTRIBUTE as GIL;
+use otelctx_profile::report::Level;
 use otelctx_reader::format::hexadecimal;
 
 use super::shared::Shared;
@@ -34,16 +35,15 @@ pub(super) enum By {
 impl By {
     /// Returns the level that a word of `--by` means.
     pub(super) fn of(word: &str) -> Self {
-        match word {
-            "service" => Self::Service,
-            "process" => Self::Process,
-            "thread" => Self::Thread,
-            "trace" => Self::Trace,
-            "function" => Self::Function,
-            "file" => Self::File,
-            "line" => Self::Line,
-            // As in `otelctx_profile::report::is_level`.
-            name => Self::Attribute(name.to_owned()),
+        match Level::of(word) {
+            Level::Service => Self::Service,
+            Level::Process => Self::Process,
+            Level::Thread => Self::Thread,
+            Level::Trace => Self::Trace,
+            Level::Function => Self::Function,
+            Level::File => Self::File,
+            Level::Line => Self::Line,
+            Level::Attribute(name) => Self::Attribute(name),
         }
     }
 

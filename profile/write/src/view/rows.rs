@@ -12,8 +12,8 @@ use otelctx_sample::{GilState, OffCpuState};
 use super::select::resource_text;
 use super::tables::{Group, Id, Kind, Known, NONE, Process, Sink, Tables, known};
 use crate::attributes::{CALL, GIL, SERVICE_NAME};
-use crate::write::flame_graph::utc;
 use crate::write::parquet::{Columns, File, Part, Store, Values};
+use crate::write::utc;
 
 /// Limits of a row group, at which it ends.
 #[derive(Clone, Copy, Debug)]

@@ -13,7 +13,8 @@ use otelctx_page::Language;
 use super::room::{OTHER, Room};
 use crate::report::Cost;
 
-pub(crate) use svg::{Facts, Kinds, utc, write};
+pub use svg::utc;
+pub(crate) use svg::{Facts, Kinds, write};
 
 /// Maximum memory of functions and nodes, in bytes (estimated).
 const MAX_MEMORY: usize = 64 << 20;

@@ -343,8 +343,9 @@ fn duration(nanoseconds: u64) -> String {
     }
 }
 
-/// Formats date and time of day, `seconds` after 1970-01-01.
-pub(crate) fn utc(seconds: u64) -> String {
+/// Formats a date and the time of day in UTC as `2026-11-21 06:42:09`, `seconds` after 1970-01-01.
+#[must_use]
+pub fn utc(seconds: u64) -> String {
     const DAY: u64 = 86_400;
     // If years start in March, the leap day is the last day of the year, and each five months have
     // 153 days. Days count from 1 March of year 0, in eras of 400 years.
