@@ -14,6 +14,8 @@ pub struct Function {
     pub file: String,
     /// The line that the address belongs to, from 1; 0 if unknown.
     pub line: u32,
+    /// The column that the address belongs to, from 1; 0 if unknown.
+    pub column: u32,
 }
 
 /// Identifies a file, for backends that resolve symbols later.

@@ -328,5 +328,6 @@ fn named(name: &str, code: Option<&CodeInfo<'_>>) -> Function {
         system_name: String::new(),
         file: code.map_or(String::new(), |it| it.to_path().to_string_lossy().into()),
         line: code.and_then(|code| code.line).unwrap_or(0),
+        column: code.and_then(|code| code.column).unwrap_or(0).into(),
     }
 }

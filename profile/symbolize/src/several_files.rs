@@ -104,6 +104,7 @@ fn at(context: &Context<Slice>, address: u64, objects: &mut Objects<'_>) -> Opti
             system_name: String::new(),
             file: place.and_then(|it| it.file).unwrap_or_default().to_owned(),
             line: place.and_then(|it| it.line).unwrap_or(0),
+            column: place.and_then(|it| it.column).unwrap_or(0),
         });
     }
     Some(functions)

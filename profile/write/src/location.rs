@@ -284,6 +284,7 @@ fn named_location(frame: &NamedFrame) -> Location {
             system_name: system_name.to_owned(),
             file: frame.file.clone(),
             line: frame.line,
+            column: 0,
         }]),
     }
 }

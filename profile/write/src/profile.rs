@@ -329,15 +329,19 @@ impl Profile {
         self.identities.get(&module)
     }
 
-    /// Visits names, files and lines of a location's functions, outermost first. Without functions, its
+    /// Visits names, files, and lines with columns of a location's functions, outermost first. Without functions, its
     /// file stands for them.
     pub(crate) fn each_function(&self, location: &Location, mut each: impl FnMut(&str, &str, u32)) {
         for function in location.functions.iter().rev() {
-            each(&function.name, &function.file, function.line);
+            each(
+                &function.name,
+                &function.file,
+                [function.line, function.column],
+            );
         }
         if location.functions.is_empty() {
             let (name, path) = self.unnamed(location.place);
-            each(&name, path, 0);
+            each(&name, path, [0; 2]);
         }
     }
 

@@ -373,7 +373,7 @@ impl Interned {
         proto::Line {
             function_index,
             line: function.line.into(),
-            column: 0,
+            column: function.column.into(),
         }
     }
 }

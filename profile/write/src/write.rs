@@ -183,10 +183,22 @@ pub struct Options {
     /// Name of the machine that was recorded, which Parquet has where the resource has no `host.name`.
     pub host: Option<String>,
 }
+    /// What pprof says of frames.
+    pub(crate) frame_rules: FrameRules,
 
 impl Profile {
     /// Writes this profile to `path`, in the format of its extension. If this fails, or this
     /// process is killed, an existing file is unchanged.
+/// What a profile of pprof says of its frames: regular expressions for the names of functions that its
+/// readers drop with all that these call, and keep nevertheless; and a page that explains it. Each may be
+/// empty.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub(crate) struct FrameRules {
+    pub(crate) drop: String,
+    pub(crate) keep: String,
+    pub(crate) url: String,
+}
+
     ///
     /// # Errors
     /// Returns [`Error::Ending`] or [`Error::Write`].

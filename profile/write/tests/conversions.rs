@@ -2,7 +2,7 @@
 
 mod shop;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Read;
 use std::num::NonZeroU64;
@@ -252,6 +252,178 @@ fn functions_have_equal_numbers_in_every_format() {
 }
 
 /// The name of a process is that of its first thread, of which the samples come last here.
+/// The values of several levels, outermost first, with the number of samples.
+#[test]
+fn files_are_divided_by_several_levels() {
+    let recording = Recording::new();
+    let input = Input::recording(&recording.0);
+    let mut options = Options::default();
+    // The second one is of the resource, and no sample has the last one.
+    options.by = ["process", "service.name", "http.route", "tenant"]
+        .map(str::to_owned)
+        .to_vec();
+    let content = |format| {
+        let content = converted(&input, &Selection::default(), format, &options);
+        String::from_utf8(content.unwrap().unwrap()).unwrap()
+    };
+    let folded = content(Format::Folded);
+    let mut values: BTreeMap<String, u64> = BTreeMap::new();
+    for line in folded.lines() {
+        let (stack, samples) = line.rsplit_once(' ').unwrap();
+        let levels: Vec<&str> = stack.split(';').take(3).collect();
+        // What ends a frame is replaced.
+        let levels = levels.join("  ").replace("other:x", "other;x");
+        *values.entry(levels).or_default() += samples.parse::<u64>().unwrap();
+    }
+    let mut by = ReportOptions::by(&["process", "service.name", "http.route"]);
+    let rows = |report: &Report| {
+        let rows = report.groups.iter();
+        let rows = rows.map(|it| (it.values.join("  "), it.cost.samples));
+        rows.collect::<BTreeMap<_, _>>()
+    };
+    let report = Report::read(&input, &by).unwrap();
+    let expected = [
+        ("other;x 9  unknown_service:other  (none)", 1),
+        ("shop 4711  shop  (none)", 3),
+        ("shop 4711  shop  /cart", 7),
+        ("shop 4711  shop  /pay", 1),
+    ];
+    let expected: BTreeMap<String, u64> = expected
+        .map(|(values, samples)| (values.to_owned(), samples))
+        .into();
+    assert_eq!(rows(&report), expected);
+    assert_eq!(values, expected);
+    // A flame graph has a box for each, and a page joins them.
+    let graph = content(Format::FlameGraph);
+    assert!(
+        graph.contains("CPU by process, service.name, http.route\n"),
+        "{graph}"
+    );
+    for (values, samples) in &expected {
+        let last = values
+            .rsplit("  ")
+            .next()
+            .unwrap()
+            .replace("(none)", "(no http.route)");
+        let is_box = |text: &str| {
+            let mut lines = text.lines();
+            lines.next() == Some(&last)
+                && lines.any(|it| it.ends_with(&format!(" · {samples} samples")))
+        };
+        // Where there is no other value, none is shown.
+        let is_shown = graph.split("<title>").any(is_box) || values.starts_with("other");
+        assert!(is_shown, "{values} {samples}: {graph}");
+    }
+    let page = content(Format::Page);
+    let facts = page.split_once("id=\"facts\">").unwrap().1;
+    let facts: Value = serde_json::from_str(facts.split_once("</script>").unwrap().0).unwrap();
+    assert_eq!(facts["by"], "process, service.name, http.route, tenant");
+    let mut routes: Vec<&str> = facts["routes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|it| it.as_str().unwrap())
+        .collect();
+    routes.sort_unstable();
+    let expected = [
+        "other;x 9, unknown_service:other, (none), (none)",
+        "shop 4711, shop, (none), (none)",
+        "shop 4711, shop, /cart, (none)",
+        "shop 4711, shop, /pay, (none)",
+    ];
+    assert_eq!(routes, expected);
+    // What the last level is alone.
+    by.by = vec!["http.route".to_owned()];
+    let report = Report::read(&input, &by).unwrap();
+    options.by.clone_from(&by.by);
+    let folded = converted(&input, &Selection::default(), Format::Folded, &options);
+    let folded = String::from_utf8(folded.unwrap().unwrap()).unwrap();
+    for (value, samples) in rows(&report) {
+        let of = folded
+            .lines()
+            .filter(|it| it.split(';').next() == Some(&value));
+        let sum: u64 = of
+            .map(|it| it.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap())
+            .sum();
+        assert_eq!(sum, samples, "{value}");
+    }
+}
+
+/// The part of pprof's `Profile` that has columns, and what it says of frames.
+#[derive(Clone, PartialEq, Message)]
+struct Pprof {
+    #[prost(message, repeated, tag = "4")]
+    locations: Vec<PprofLocation>,
+    #[prost(string, repeated, tag = "6")]
+    strings: Vec<String>,
+    #[prost(int64, tag = "7")]
+    drop_frames: i64,
+    #[prost(int64, tag = "8")]
+    keep_frames: i64,
+    #[prost(int64, tag = "15")]
+    doc_url: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct PprofLocation {
+    #[prost(message, repeated, tag = "4")]
+    lines: Vec<PprofLine>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct PprofLine {
+    #[prost(int64, tag = "2")]
+    line: i64,
+    #[prost(int64, tag = "3")]
+    column: i64,
+}
+
+#[test]
+fn lines_have_their_columns_and_what_pprof_says_of_frames_is_kept() {
+    let recording = Recording::new();
+    let convert = |input: &Input, format| {
+        let content = converted(input, &Selection::default(), format, &Options::default());
+        unzipped(&content.unwrap().unwrap())
+    };
+    let places = |pprof: &Pprof| {
+        let lines = pprof.locations.iter().flat_map(|it| &it.lines);
+        lines
+            .map(|it| (it.line, it.column))
+            .collect::<BTreeSet<_>>()
+    };
+    let input = Input::recording(&recording.0);
+    let mut bytes = convert(&input, Format::Pprof);
+    let pprof = Pprof::decode(&bytes[..]).unwrap();
+    let expected = [(0, 0), (7, 107), (10, 110), (20, 120), (21, 121)];
+    assert_eq!(places(&pprof), expected.into());
+    // A field that follows replaces the first one.
+    let next = pprof.strings.len() as i64;
+    let rules = ["malloc|_int_.*", "main", "https://example.org/"];
+    let more = Pprof {
+        strings: rules.map(str::to_owned).to_vec(),
+        drop_frames: next,
+        keep_frames: next + 1,
+        doc_url: next + 2,
+        ..Pprof::default()
+    };
+    bytes.extend(more.encode_to_vec());
+    let again = Input::read_once(&bytes[..], Path::new("again")).unwrap();
+    let again = Pprof::decode(&convert(&again, Format::Pprof)[..]).unwrap();
+    let text = |index: i64| &again.strings[index as usize][..];
+    let kept = [again.drop_frames, again.keep_frames, again.doc_url].map(text);
+    assert_eq!(kept, rules);
+    assert_eq!(places(&again), expected.into());
+    let firefox: Value = serde_json::from_slice(&convert(&input, Format::Firefox)).unwrap();
+    let threads = firefox["threads"].as_array().unwrap().iter();
+    let frames = threads.map(|thread| &thread["frameTable"]);
+    let pairs = frames.flat_map(|it| {
+        let values = |name: &str| it[name].as_array().unwrap().clone().into_iter();
+        let number = |value: Value| value.as_i64().unwrap_or(0);
+        values("line").map(number).zip(values("column").map(number))
+    });
+    assert_eq!(pairs.collect::<BTreeSet<_>>(), expected.into());
+}
+
 #[test]
 fn a_process_has_one_name_in_all_formats() {
     let mut catalog = Catalog::new();

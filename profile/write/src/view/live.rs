@@ -47,6 +47,7 @@ fn stack(tables: &mut Tables, frames: &[LiveFrame]) -> Result<u32, String> {
         let line = Line {
             function,
             line: frame.line,
+            column: 0,
         };
         tables.complete(NONE, 0, kind, vec![line])
     });

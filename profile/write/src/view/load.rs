@@ -173,6 +173,7 @@ impl Loading {
                 system_name: tables.text(function.system_name).to_owned(),
                 file: tables.text(function.file).to_owned(),
                 line: line.line,
+                column: line.column,
             }
         });
         let resolved = Location {

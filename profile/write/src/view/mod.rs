@@ -174,7 +174,10 @@ pub fn converted(
         options.with_idle = true;
         options.with_all_kinds = selection.kinds.len() > 1;
         // Without an attribute, nothing is at the root for it.
-        options.by = options.by.filter(|name| tables.has_attribute(name));
+        options
+            .by
+            .retain(|name| report::is_level(name) || tables.has_attribute(name));
+        options.frame_rules = tables.frame_rules.clone();
         let profile = loading.finish(&tables).map_err(input::malformed)?;
         Ok(profile.write(format, &options, pipe).map(|()| true))
     })

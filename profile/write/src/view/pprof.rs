@@ -13,6 +13,7 @@ use super::tables::{
 use super::values::id;
 use super::wire::fields;
 use crate::attributes::{CALL, REASON, SERVICE_NAME, STATE};
+use crate::write::FrameRules;
 
 type Map<K, V> = HashMap<K, V, RandomState>;
 
@@ -111,6 +112,7 @@ impl<'m, 't> Reader<'m, 't> {
         };
         reader.tables.messages += 1;
         let (mut mappings, mut locations, mut functions) = (Vec::new(), Vec::new(), Vec::new());
+        let mut rules = [0; 3];
         for field in fields(file) {
             let (number, field) = field?;
             match number {
@@ -127,6 +129,9 @@ impl<'m, 't> Reader<'m, 't> {
                     let text = text.map_err(|_| "a string is not UTF-8".to_owned())?;
                     reader.strings.push(text);
                 }
+                7 => rules[0] = field.number()?,
+                8 => rules[1] = field.number()?,
+                15 => rules[2] = field.number()?,
                 9 => reader.start = field.number()?,
                 10 => reader.duration = field.number()?,
                 11 => {
@@ -139,6 +144,7 @@ impl<'m, 't> Reader<'m, 't> {
             }
         }
         reader.add_locations(&mappings, &locations, &functions)?;
+        reader.add_rules(rules)?;
         Ok(reader)
     }
 
@@ -154,6 +160,20 @@ impl<'m, 't> Reader<'m, 't> {
     fn text(&mut self, index: u64) -> Result<Id, String> {
         let text = self.string(index)?;
         self.tables.add_text(text)
+    }
+
+    /// Keeps what the profile says of frames to drop and to keep, and its documentation; of several
+    /// profiles, the first one's.
+    fn add_rules(&mut self, [drop, keep, url]: [u64; 3]) -> Result<(), String> {
+        let rules = FrameRules {
+            drop: self.string(drop)?.to_owned(),
+            keep: self.string(keep)?.to_owned(),
+            url: self.string(url)?.to_owned(),
+        };
+        if self.tables.frame_rules == FrameRules::default() {
+            self.tables.frame_rules = rules;
+        }
+        Ok(())
     }
 
     fn add_locations(
@@ -190,7 +210,7 @@ impl<'m, 't> Reader<'m, 't> {
             let (mut lines, mut kind) = (Vec::new(), "native");
             for field in fields(encoded) {
                 let (4, line) = field? else { continue };
-                let [function, line] = numbers(line.bytes()?)?;
+                let [function, line, column] = numbers(line.bytes()?)?;
                 let Some((name, system_name, file, start)) = known_functions.get(&function) else {
                     return Err(format!("a line's function {function} is not there"));
                 };
@@ -209,6 +229,7 @@ impl<'m, 't> Reader<'m, 't> {
                 lines.push(Line {
                     function: self.tables.add_function(function, start)?,
                     line: u32::try_from(line).unwrap_or(0),
+                    column: u32::try_from(column).unwrap_or(0),
                 });
             }
             let kind = self

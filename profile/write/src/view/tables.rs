@@ -11,6 +11,7 @@ use otelctx_sample::{GilState, OffCpuState};
 use crate::attributes::{CALL, REASON, RECORDED, STATE, UNKNOWN_SERVICE};
 use crate::report::{Cost, LANGUAGES, Selection, TimeKind};
 use crate::wait::{self, FRAME_KIND};
+use crate::write::FrameRules;
 
 /// An index into one of the tables.
 pub(super) type Id = u32;
@@ -98,6 +99,19 @@ pub(super) struct Line {
     pub(super) function: Id,
     /// From 1; 0 if unknown.
     pub(super) line: u32,
+    /// From 1; 0 if unknown.
+    pub(super) column: u32,
+}
+
+impl Line {
+    /// Returns a function at an unknown line.
+    pub(super) fn of(function: Id) -> Self {
+        Self {
+            function,
+            line: 0,
+            column: 0,
+        }
+    }
 }
 
 /// A part of memory that code was mapped to.
@@ -346,6 +360,8 @@ pub(super) struct Tables {
     pub(super) other_type: Option<String>,
     /// Nanoseconds that a sample on a CPU stands for, as the first profile says.
     pub(super) period: u64,
+    /// What a profile of pprof says of its frames.
+    pub(super) frame_rules: FrameRules,
     /// Number of messages that were read.
     pub(super) messages: usize,
     /// All names of commands are known: the recording is read again.
@@ -383,6 +399,7 @@ impl Default for Tables {
             has_no_idle: false,
             other_type: None,
             period: 0,
+            frame_rules: FrameRules::default(),
             messages: 0,
             has_names: false,
         }
@@ -486,7 +503,7 @@ impl Tables {
         let is_named = !lines.is_empty();
         if !is_named {
             let function = self.unnamed(mapping, kind)?;
-            lines.push(Line { function, line: 0 });
+            lines.push(Line::of(function));
         }
         self.add_location(Location {
             mapping,
@@ -568,7 +585,7 @@ impl Tables {
             kind,
         };
         let function = self.add_function(function, 0)?;
-        let location = self.complete(NONE, 0, kind, vec![Line { function, line: 0 }])?;
+        let location = self.complete(NONE, 0, kind, vec![Line::of(function)])?;
         let mut locations = vec![location];
         locations.extend(&self.stacks[stack as usize]);
         let added = self.add_stack(&locations)?;

@@ -213,7 +213,7 @@ impl<'t> Reader<'t> {
                 kind,
             };
             let function = self.tables.add_function(function, 0)?;
-            lines.push(Line { function, line: 0 });
+            lines.push(Line::of(function));
         }
         self.tables.complete(mapping, address, kind, lines)
     }

@@ -65,7 +65,7 @@ impl Aggregate {
                 room: Room::new(MAX_STACKS),
                 others: [0; 2],
             }),
-            pprof: wants(Format::Pprof).then(Pprof::new),
+            pprof: wants(Format::Pprof).then(|| Pprof::new(&options.frame_rules)),
             firefox: wants(Format::Firefox).then(|| Firefox::new(options, clock, samples)),
             speedscope: wants(Format::Speedscope).then(|| Speedscope::new(options, clock, samples)),
             page: wants(Format::Page).then(|| Page::new(options)),

@@ -11,6 +11,7 @@ use indexmap::{Equivalent, IndexMap, IndexSet};
 use otelctx_sample::format::hexadecimal;
 use otelctx_sample::{ContextId, GilState, OffCpuState, ProcessId, ReasonId, ThreadId};
 use prost::Message;
+use super::FrameRules;
 
 use super::room::{OTHER, Room};
 use crate::attributes::{CALL, GIL, REASON, SERVICE_NAME, STATE, attributes, beside};
@@ -91,6 +92,8 @@ struct Line {
     #[prost(uint64, tag = "1")]
     function_id: u64,
     #[prost(int64, tag = "2")]
+    #[prost(int64, tag = "3")]
+    column: i64,
     line: i64,
 }
 
@@ -113,6 +116,8 @@ mod field {
     pub(super) const MAPPING: u32 = 3;
     pub(super) const LOCATION: u32 = 4;
     pub(super) const FUNCTION: u32 = 5;
+    pub(super) const DROP_FRAMES: u32 = 7;
+    pub(super) const KEEP_FRAMES: u32 = 8;
     pub(super) const STRING_TABLE: u32 = 6;
     pub(super) const TIME_NANOS: u32 = 9;
     pub(super) const DURATION_NANOS: u32 = 10;
@@ -138,6 +143,7 @@ pub(super) struct Pprof {
     /// Values of samples for which there was no room.
     others: Values,
     /// Samples by executable.
+    rules: FrameRules,
     executables: BTreeMap<i64, usize>,
     room: Room,
 }
@@ -169,8 +175,11 @@ type Key = (usize, Box<[Label]>);
 type Values = [u64; 3];
 
 impl Pprof {
-    pub(super) fn new() -> Self {
-        Self::bounded(MAX_MEMORY)
+    pub(super) fn new(rules: &FrameRules) -> Self {
+        Self {
+            rules: rules.clone(),
+            ..Self::bounded(MAX_MEMORY)
+        }
     }
 
     fn bounded(bytes: usize) -> Self {
@@ -183,6 +192,7 @@ impl Pprof {
             stacks: Table::default(),
             samples: IndexMap::default(),
             others: Values::default(),
+            rules: FrameRules::default(),
             executables: BTreeMap::new(),
             room: Room::new(bytes),
         }
@@ -326,6 +336,7 @@ impl Pprof {
             let index = intern(&mut self.functions, &entry, 0, &mut self.room)?;
             lines.push(Line {
                 function_id: index as u64 + 1,
+                column: function.column.into(),
                 line: function.line.into(),
             });
         }
@@ -378,11 +389,16 @@ impl Pprof {
             buffer: Vec::new(),
         };
         self.room = Room::new(usize::MAX);
-        let mut string = |text| self.string(text).unwrap_or_default();
+        let rules = self.rules.clone();
+        let mut string = |text: &str| self.string(text).unwrap_or_default();
         let (samples, count) = (string("samples"), string("count"));
         let (cpu, off_cpu) = (string("cpu"), string("off_cpu"));
         let nanoseconds = string("nanoseconds");
-        let url = string(REPOSITORY);
+        let url = match &rules.url[..] {
+            "" => string(REPOSITORY),
+            url => string(url),
+        };
+        let (drop_frames, keep_frames) = (string(&rules.drop), string(&rules.keep));
         if self.others != Values::default() {
             self.add_others();
         }
@@ -412,6 +428,8 @@ impl Pprof {
             )?;
         }
         self.write_tables(&mut out)?;
+            (field::DROP_FRAMES, drop_frames as u64),
+            (field::KEEP_FRAMES, keep_frames as u64),
         let numbers = [
             (field::TIME_NANOS, clock.unix(clock.start)),
             (field::DURATION_NANOS, clock.duration()),
@@ -436,6 +454,7 @@ impl Pprof {
         };
         let line = Line {
             function_id: self.functions.insert_full(function).0 as u64 + 1,
+            column: 0,
             line: 0,
         };
         let location = Location {

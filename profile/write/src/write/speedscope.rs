@@ -139,7 +139,7 @@ impl Speedscope {
             part.each_function(part.location(*index), &mut add);
         }
         if let Some(wait) = wait {
-            add(&wait.frame(), "", 0);
+            add(&wait.frame(), "", [0; 2]);
         }
         let known = |frames: &Vec<u32>| self.stacks.contains(&frames[..]);
         let frames = match frames {

@@ -143,6 +143,7 @@ impl<'m> Reader<'m, '_> {
             lines.push(Line {
                 function: self.function(line.function_index as u64, kind)?,
                 line: u32::try_from(line.line).unwrap_or(0),
+                column: u32::try_from(line.column).unwrap_or(0),
             });
         }
         let address = location.address;

@@ -215,7 +215,7 @@ fn thread(profile: &Firefox, process: Index, tid: i32, track: &Track) -> Value {
             "nativeSymbol": none(frames.len()),
             "innerWindowID": zeros(frames.len()),
             "line": frames.iter().map(|it| line(it.line)).collect::<Vec<_>>(),
-            "column": none(frames.len()),
+            "column": frames.iter().map(|it| line(it.column)).collect::<Vec<_>>(),
         },
         "funcTable": {
             "length": functions.len(),

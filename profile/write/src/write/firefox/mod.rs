@@ -99,6 +99,7 @@ struct Frame {
     address: Option<u64>,
     /// 0 for the function at the address, more for functions that are inlined there.
     inline_depth: u32,
+    column: u32,
     category: Index,
     line: u32,
 }
@@ -333,6 +334,7 @@ impl Firefox {
             function: self.function(track, function, 0)?,
             address: None,
             inline_depth: 0,
+            column: 0,
             category,
             line: 0,
         };
@@ -360,7 +362,7 @@ impl Firefox {
             _ => None,
         };
         let (mut last, mut inline_depth, mut has_room) = (callers, 0, true);
-        part.each_function(location, |name, file, line| {
+        part.each_function(location, |name, file, [line, column]| {
             if !has_room {
                 return;
             }
@@ -384,6 +386,7 @@ impl Firefox {
                     function,
                     address,
                     inline_depth,
+                    column,
                     category,
                     line,
                 };

@@ -338,7 +338,7 @@ impl<'p> Tables<'p> {
             proto::Line {
                 function_index: self.functions.add(entry),
                 line: function.line.into(),
-                column: 0,
+                column: function.column.into(),
             }
         });
         let lines = lines.collect();
