@@ -17,10 +17,12 @@ pub(crate) use otlp::SCOPE;
 
 use std::borrow::Cow;
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use otelctx_sample::format::process_context::Value;
 use otelctx_sample::{Event, OffCpuState, ProcessFacts, Sample};
 
@@ -227,6 +229,11 @@ pub(crate) struct FrameRules {
 }
 
 /// Returns the start of the time that a sample stands for, and that time, in nanoseconds: a wait ends
+/// Compresses what is written. The encoder clears its whole buffer with each write, so it gets large ones.
+fn compressed(writer: &mut dyn Write) -> BufWriter<GzEncoder<&mut dyn Write>> {
+    BufWriter::with_capacity(1 << 16, GzEncoder::new(writer, Compression::fast()))
+}
+
 /// when it is sampled.
 fn start_and_time(sample: &Sample, period: u64) -> (u64, u64) {
     match sample.event {

@@ -1,5 +1,6 @@
 //! Turns what was read into a flame graph.
 
+use std::cmp::Reverse;
 use std::mem::take;
 
 use foldhash::fast::RandomState;
@@ -87,12 +88,8 @@ impl Drawing {
         for (cells, graph) in [(cells, &mut graphs.shown), (others, &mut graphs.others)] {
             self.add_cells(cells, graph, tables, plumbing, by);
         }
-        let (by, has_kinds) = (self.by.take(), self.has_kinds);
-        *self = Self {
-            by,
-            has_kinds,
-            ..Self::default()
-        };
+        self.above.clear();
+        self.last = None;
     }
 
     fn add_cells(
@@ -106,12 +103,38 @@ impl Drawing {
         let mut folding = Folding::new(tables, plumbing);
         // The label of each function, once it is known; that is none if it has no room.
         let mut functions: Vec<Option<Option<u32>>> = vec![None; folding.len()];
-        let mut path = Vec::new();
-        let value = |levels: Levels| match levels.value {
-            Value::None => None,
-            Value::Text(index) => Some(self.texts[index as usize].clone()),
-            Value::Process => Some(tables.processes[levels.process as usize].name(tables)),
-        };
+        // Likewise of what is above functions.
+        let mut known: Vec<Option<Path>> = vec![None; self.above.len()];
+        let mut path = Path::new();
+        for (above, stack, cost) in self.in_order(tables, cells) {
+            path.clear();
+            let new = || self.labels(&self.above[above as usize], graph, tables, wanted);
+            path.extend_from_slice(known[above as usize].get_or_insert_with(new));
+            for shown in folding.frames(stack).iter().rev() {
+                let known = &mut functions[shown.function as usize];
+                let new = || graph.label(Label::Frame(frame(tables, shown.function)));
+                path.push((*known.get_or_insert_with(new), shown.through));
+            }
+            graph.add(&path, cost);
+        }
+    }
+
+    /// Returns what is above stacks, the stacks and their costs: those next to each other that start alike,
+        tables.sort_from_root(&mut stacks);
+        let last = stacks.iter().max().map_or(0, |last| *last as usize + 1);
+        let mut rank_of = vec![0_u32; last];
+        for (rank, stack) in (0..).zip(&stacks) {
+            rank_of[*stack as usize] = rank;
+        }
+        all.sort_unstable_by_key(|(above, stack, _)| {
+            let total = totals[*above as usize].size();
+            (Reverse(total), *above, rank_of[*stack as usize])
+        });
+        all
+    /// what takes most time first, as the graph's memory is bounded.
+    fn in_order(&self, tables: &Tables, cells: Cells) -> Vec<(u32, Id, Cost)> {
+        let (mut all, mut stacks) = (Vec::new(), Vec::new());
+        let mut totals = vec![Cost::default(); self.above.len()];
         cells.finish().each(|stack, cells| {
             let frames = folding.frames(stack).to_vec();
             for (levels, cost) in cells {
@@ -128,59 +151,36 @@ impl Drawing {
                     path.push((*known.get_or_insert_with(new), shown.through));
                 }
                 graph.add(&path, *cost);
+        let values = self.levels.values(tables, group);
+        for (has_value, value) in self.has_value.iter_mut().zip(&values) {
+            *has_value |= *value != Value::None;
+        }
+        let (process, _) = tables.process_of(group.thread);
+        let above = Above { process, values };
+        let above = self.above.insert_full(above).0 as u32;
+        self.last = Some((run, above));
+        above
             }
         });
     }
 
-    fn level(&mut self, tables: &Tables, group: &Group<'_>) -> u32 {
-        // Levels may be attributes of waits.
-        let wait = (group.kind != Kind::Running).then_some(group.wait);
-        let key = (group.thread, group.context, group.gil, wait);
-        match self.last {
-            Some((known, levels)) if known == key => return levels,
-            _ => {}
+    /// Returns the labels of a service and of the values below it.
+    fn labels(&self, above: &Above, graph: &mut Graph, tables: &Tables, wanted: &[bool]) -> Path {
+        let service = Label::Service(service_of(tables, above.process));
+        let mut labels = vec![(graph.label(service), 0)];
+        let values = above.values.iter().zip(wanted).enumerate();
+        for (level, (value, _)) in values.filter(|(_, (_, wanted))| **wanted) {
+            let text = self.levels.shown(tables, *value);
+            labels.push((graph.label(Label::Value(level as u32, text)), 0));
         }
-        let value = match self.by.as_deref() {
-            Some("process") => Value::Process,
-            _ => match self.value(tables, group) {
-                Some(text) => Value::Text(self.texts.insert_full(text).0 as u32),
-                None => Value::None,
-            },
-        };
-        self.has_value |= value != Value::None;
-        let (process, _) = tables.process_of(group.thread);
-        let levels = Levels { process, value };
-        let levels = self.levels.insert_full(levels).0 as u32;
-        self.last = Some((key, levels));
-        levels
+        labels
     }
 
-    fn value(&self, tables: &Tables, group: &Group<'_>) -> Option<String> {
-        let by = self.by.as_deref()?;
-        let (_, process) = tables.process_of(group.thread);
-        let context = &tables.contexts[group.context as usize];
-        match by {
-            GIL => group.gil.map(|state| state.name().to_owned()),
-            // The level above is the service.
-            "service" | "process" | "function" | "file" | "line" => None,
-            "thread" => match tables.text(tables.thread(group.thread).name) {
-                "" => None,
-                name => Some(pool_of(name)),
-            },
-            "trace" => {
-                (context.trace != NONE).then(|| hexadecimal(&tables.traces[context.trace as usize]))
-            }
-            name => {
-                if let Some(text) = group.of_wait(tables, name) {
-                    return Some(text.to_owned()).filter(|text| !text.is_empty());
-                }
-                let value = tables.find_text(name);
-                let value = value.and_then(|name| tables.attribute(context.attributes, name));
-                match value {
-                    Some(value) => Some(tables.text(value).to_owned()),
-                    None => resource_text(process, name),
-                }
-            }
+    fn above(&mut self, tables: &Tables, group: &Group<'_>) -> u32 {
+        let run = run_of(group);
+        match self.last {
+            Some((known, above)) if known == run => return above,
+            _ => {}
         }
     }
 }

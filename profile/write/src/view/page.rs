@@ -156,23 +156,31 @@ impl Paging {
         *known(&mut self.threads, id).insert(added)
     }
 
-    fn context(&mut self, tables: &Tables, id: Id) -> Option<u32> {
-        if let Some(known) = known(&mut self.contexts, id) {
-            return *known;
+    fn context(&mut self, tables: &Tables, group: &Group<'_>) -> Option<u32> {
+        let run = run_of(group);
+        match self.last {
+            Some((known, context)) if known == run => return context,
+            _ => {}
         }
         let context = &tables.contexts[id as usize];
         let route = tables.find_text(&self.by);
         let route = route.and_then(|name| tables.attribute(context.attributes, name));
         let is_none = context.trace == NONE && context.span == [0; 8] && route.is_none();
-        let added = (!is_none).then(|| {
-            self.recording.contexts.push(page::Context {
-                trace: context.trace.checked_sub(1),
-                span: context.span,
-                route: route.map(|value| self.routes.insert_full(value).0 as u32),
-            });
-            self.recording.contexts.len() as u32 - 1
-        });
-        *known(&mut self.contexts, id).insert(added)
+        let contexts = &mut self.recording.contexts;
+        let add = || {
+            (!is_none).then(|| {
+                contexts.push(page::Context {
+                    trace: context.trace.checked_sub(1),
+                    span: context.span,
+                    route,
+                });
+                contexts.len() as u32 - 1
+            })
+        };
+        let key = (group.context, route);
+        let found = *self.contexts.entry(key).or_insert_with(add);
+        self.last = Some((run, found));
+        found
     }
 
     fn stack(&mut self, tables: &Tables, id: Id) -> u32 {

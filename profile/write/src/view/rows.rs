@@ -368,10 +368,7 @@ fn sorted_stacks(
     stacks: &HashSet<Id, RandomState>,
 ) -> HashMap<Id, u32, RandomState> {
     let mut sorted: Vec<Id> = stacks.iter().copied().collect();
-    sorted.sort_unstable_by(|one, other| {
-        let from_root = |id: &Id| tables.stacks[*id as usize].iter().rev();
-        from_root(one).cmp(from_root(other))
-    });
+    tables.sort_from_root(&mut sorted);
     sorted.into_iter().zip(0..).collect()
 }
 

@@ -620,7 +620,15 @@ impl Tables {
         locations.flat_map(|location| &self.locations[*location as usize].lines)
     }
 
-    /// Returns true if a context has an attribute with this name, or samples may have one.
+    /// Sorts stacks by their locations, from the root on.
+    pub(super) fn sort_from_root(&self, stacks: &mut [Id]) {
+        stacks.sort_unstable_by(|one, other| {
+            let from_root = |id: &Id| self.stacks[*id as usize].iter().rev();
+            from_root(one).cmp(from_root(other))
+        });
+    }
+
+    /// Returns true if a context or a resource has an attribute with this name, or samples may have one.
     pub(super) fn has_attribute(&self, name: &str) -> bool {
         let is_known = |name: Id| {
             let mut all = self.attributes.iter();

@@ -2,9 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 
-use flate2::Compression;
 use flate2::write::GzEncoder;
 use foldhash::fast::RandomState;
 use indexmap::{Equivalent, IndexMap, IndexSet};
@@ -385,7 +384,7 @@ impl Pprof {
         writer: &mut dyn Write,
     ) -> io::Result<()> {
         let mut out = Out {
-            gzip: GzEncoder::new(writer, Compression::fast()),
+            gzip: super::compressed(writer),
             buffer: Vec::new(),
         };
         self.room = Room::new(usize::MAX);
@@ -542,7 +541,7 @@ const OWN: [&str; 11] = [
 
 /// Writes messages as fields of the enclosing message.
 struct Out<'w> {
-    gzip: GzEncoder<&'w mut dyn Write>,
+    gzip: BufWriter<GzEncoder<&'w mut dyn Write>>,
     buffer: Vec<u8>,
 }
 

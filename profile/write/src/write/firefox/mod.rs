@@ -6,8 +6,6 @@ mod json;
 use std::collections::HashMap;
 use std::io::{self, Write};
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use foldhash::fast::RandomState;
 use indexmap::{IndexMap, IndexSet};
 use otelctx_sample::{ContextId, Event, GilState, OffCpuState, ThreadId};
@@ -520,7 +518,7 @@ impl Firefox {
     }
 
     pub(super) fn write(&self, subject: &str, writer: &mut dyn Write) -> io::Result<()> {
-        let mut gzip = GzEncoder::new(writer, Compression::fast());
+        let mut gzip = super::compressed(writer);
         json::write(self, subject, &mut gzip)?;
         gzip.finish().map(drop)
     }

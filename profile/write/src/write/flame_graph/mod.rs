@@ -92,6 +92,13 @@ struct Node {
     through: u32,
 }
 
+impl Node {
+    fn note(&mut self, repeats: u32, through: u32) {
+        self.repeats = self.repeats.max(repeats);
+        self.through = self.through.max(through);
+    }
+}
+
 /// The tree of all stacks. Its memory is bounded.
 #[derive(Debug)]
 pub(crate) struct Graph {
@@ -100,6 +107,9 @@ pub(crate) struct Graph {
     nodes: Vec<Node>,
     /// Nodes by parent and label.
     children: HashMap<(u32, u32), u32, RandomState>,
+    /// Labels and nodes of the stack that was added last, as far as they have room: the next one mostly
+    /// starts like it, and finding a child takes most of the time.
+    last: Vec<(u32, u32)>,
     room: Room,
 }
 
@@ -137,6 +147,7 @@ impl Graph {
             labels: IndexSet::from_iter([Label::All]),
             nodes: vec![Node::default()],
             children: HashMap::default(),
+            last: Vec::new(),
             room: Room::new(memory),
         }
     }
@@ -159,13 +170,19 @@ impl Graph {
         let (mut last, mut repeats) = (0, 1);
         for (depth, (label, through)) in path.iter().enumerate() {
             let is_too_deep = depth + 1 >= MAX_DEPTH;
+            let known = self.last.get(depth).filter(|it| Some(it.0) == *label);
+            let known = known.map(|(_, node)| *node);
+            if known.is_none() {
+                self.last.truncate(depth);
+            }
             if let (Some(label), false) = (label, is_too_deep)
                 && *label == last
             {
                 repeats += 1;
-                let known = &mut self.nodes[node as usize];
-                known.repeats = known.repeats.max(repeats);
-                known.through = known.through.max(*through);
+                self.nodes[node as usize].note(repeats, *through);
+                if known.is_none() {
+                    self.last.push((*label, node));
+                }
                 continue;
             }
             repeats = 1;
@@ -174,12 +191,15 @@ impl Graph {
                 Some(label) => self.child(node, *label),
                 None => None,
             };
+            if let (Some(child), Some(label), None) = (child, label, known) {
+                self.last.push((*label, child));
+            }
             let name = if is_too_deep { MORE } else { OTHER };
             let added = child.unwrap_or_else(|| self.without_room(node, name));
             node = added;
-            let known = &mut self.nodes[node as usize];
-            known.cost.add(cost);
-            known.through = known.through.max(*through);
+            let of_node = &mut self.nodes[node as usize];
+            of_node.cost.add(cost);
+            of_node.note(repeats, *through);
             match (child, label) {
                 (Some(_), Some(label)) => last = *label,
                 _ => return,
