@@ -7,13 +7,13 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use nix::unistd::{geteuid, mkdtemp};
-use otelctx_profile::report::{self, Selection};
+use otelctx_profile::report::Selection;
 use otelctx_profile::{Format, Input, Options, Spans, convert};
 
 use crate::Status;
 use crate::command::help;
 use crate::command::ids;
-use crate::command::report::{file, unselected};
+use crate::command::report::{divided_by, file, unselected};
 use crate::command::selection::Select;
 use crate::error::Error;
 use crate::output::terminal::{self, escape};
@@ -40,9 +40,10 @@ pub(crate) struct Arguments {
     file: Option<PathBuf>,
     #[command(flatten)]
     select: Select,
-    /// Attribute that the page groups by [default: http.route]
-    #[arg(help_heading = help::VIEW, long, value_name = "ATTRIBUTE", value_parser = ids::attribute)]
-    by: Option<String>,
+    /// What the page groups by, several with commas between: attributes of contexts or resources, process,
+    /// thread and trace [default: http.route]
+    #[arg(help_heading = help::VIEW, long, value_name = "ATTRIBUTE,…", value_delimiter = ',', value_parser = ids::attribute)]
+    by: Vec<String>,
     /// Show the spans of traces, too: a file in OTLP, as a Collector's file exporter writes it, JSON or
     /// protobuf
     #[arg(help_heading = help::VIEW, long, value_name = "FILE")]
@@ -54,13 +55,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let input = file::opened(&file)?;
     let selection = arguments.select.within(&input)?;
     let mut options = Options::default();
-    options.by.clone_from(&arguments.by);
-    if let Some(level) = arguments.by.as_ref().filter(|it| report::is_level(it)) {
-        let message =
-            format!("a page is divided by an attribute, and has each {level} in any case");
-        terminal::complain(&message, None);
-        options.by = None;
-    }
+    options.by = divided_by(Format::Page, &arguments.by);
     let spans = arguments.spans.as_deref().map(Spans::read).transpose()?;
     options.spans = spans.map(Arc::new);
     let Some(page) = write(&input, &selection, &options, &file)? else {

@@ -331,7 +331,11 @@ impl Profile {
 
     /// Visits names, files, and lines with columns of a location's functions, outermost first. Without functions, its
     /// file stands for them.
-    pub(crate) fn each_function(&self, location: &Location, mut each: impl FnMut(&str, &str, u32)) {
+    pub(crate) fn each_function(
+        &self,
+        location: &Location,
+        mut each: impl FnMut(&str, &str, [u32; 2]),
+    ) {
         for function in location.functions.iter().rev() {
             each(
                 &function.name,

@@ -163,10 +163,11 @@ impl Format {
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Options {
-    /// The attribute that flame graphs divide services by, that folded stacks have at their root,
-    /// and that names span markers in the Firefox Profiler. In flame graphs, also `process`, `thread`
-    /// (those of a pool are one) and `trace`.
-    pub by: Option<String>,
+    /// What flame graphs and pages divide services by, that folded stacks have at their root, and that
+    /// names span markers in the Firefox Profiler, outermost first: attributes of the context or the
+    /// resource, or `process`, `thread` (in flame graphs, those of a pool are one) and `trace`; in folded
+    /// stacks also `service`.
+    pub by: Vec<String>,
     /// Prefix for record attribute names in OTLP; the OpenTelemetry eBPF profiler writes
     /// `process.context.label.`.
     pub attribute_prefix: String,
@@ -182,15 +183,12 @@ pub struct Options {
     /// True for folded stacks of all kinds of time, in microseconds. Otherwise, they have numbers of
     /// samples on a CPU, or where there are none, microseconds of other time.
     pub with_all_kinds: bool,
+    /// What pprof says of frames.
+    pub(crate) frame_rules: FrameRules,
     /// Name of the machine that was recorded, which Parquet has where the resource has no `host.name`.
     pub host: Option<String>,
 }
-    /// What pprof says of frames.
-    pub(crate) frame_rules: FrameRules,
 
-impl Profile {
-    /// Writes this profile to `path`, in the format of its extension. If this fails, or this
-    /// process is killed, an existing file is unchanged.
 /// What a profile of pprof says of its frames: regular expressions for the names of functions that its
 /// readers drop with all that these call, and keep nevertheless; and a page that explains it. Each may be
 /// empty.
@@ -201,6 +199,9 @@ pub(crate) struct FrameRules {
     pub(crate) url: String,
 }
 
+impl Profile {
+    /// Writes this profile to `path`, in the format of its extension. If this fails, or this
+    /// process is killed, an existing file is unchanged.
     ///
     /// # Errors
     /// Returns [`Error::Ending`] or [`Error::Write`].
@@ -228,12 +229,12 @@ pub(crate) struct FrameRules {
     }
 }
 
-/// Returns the start of the time that a sample stands for, and that time, in nanoseconds: a wait ends
 /// Compresses what is written. The encoder clears its whole buffer with each write, so it gets large ones.
 fn compressed(writer: &mut dyn Write) -> BufWriter<GzEncoder<&mut dyn Write>> {
     BufWriter::with_capacity(1 << 16, GzEncoder::new(writer, Compression::fast()))
 }
 
+/// Returns the start of the time that a sample stands for, and that time, in nanoseconds: a wait ends
 /// when it is sampled.
 fn start_and_time(sample: &Sample, period: u64) -> (u64, u64) {
     match sample.event {

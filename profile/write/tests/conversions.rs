@@ -13,6 +13,7 @@ use otelctx_profile::report::{
 };
 use otelctx_profile::sample::{Catalog, Counts, Event, Found, ProcessFacts, Sample};
 use otelctx_profile::{Clock, Format, Input, NoSymbols, Options, Profile, convert, converted};
+use prost::Message;
 use serde_json::Value;
 
 /// Own samples and all samples of each function.
@@ -251,7 +252,6 @@ fn functions_have_equal_numbers_in_every_format() {
     }
 }
 
-/// The name of a process is that of its first thread, of which the samples come last here.
 /// The values of several levels, outermost first, with the number of samples.
 #[test]
 fn files_are_divided_by_several_levels() {
@@ -424,6 +424,7 @@ fn lines_have_their_columns_and_what_pprof_says_of_frames_is_kept() {
     assert_eq!(pairs.collect::<BTreeSet<_>>(), expected.into());
 }
 
+/// The name of a process is that of its first thread, of which the samples come last here.
 #[test]
 fn a_process_has_one_name_in_all_formats() {
     let mut catalog = Catalog::new();

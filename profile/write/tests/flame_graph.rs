@@ -124,7 +124,7 @@ fn boxes_are_where_the_table_of_cases_says() {
     assert!(cases.len() >= 9);
     for case in &cases {
         let mut options = Options::default();
-        options.by = Some("http.route".to_owned());
+        options.by = vec!["http.route".to_owned()];
         options.with_plumbing = case["plumbing"].as_bool().unwrap_or_default();
         let (profile, all) = profile(case);
         let mut svg = Vec::new();

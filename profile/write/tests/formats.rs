@@ -21,7 +21,7 @@ fn written(format: Format, options: &Options) -> Vec<u8> {
 
 fn by_route() -> Options {
     let mut options = Options::default();
-    options.by = Some("http.route".to_owned());
+    options.by = vec!["http.route".to_owned()];
     options
 }
 
@@ -72,7 +72,7 @@ fn a_flame_graph_has_the_route_at_its_root() {
     let svg = String::from_utf8(written(Format::FlameGraph, &options)).unwrap();
     assert!(svg.contains("<title>do_syscall_64\n"), "{svg}");
     // The threads of a pool are one.
-    options.by = Some("thread".to_owned());
+    options.by = vec!["thread".to_owned()];
     let svg = String::from_utf8(written(Format::FlameGraph, &options)).unwrap();
     let pool = "<title>worker-*\n110 ms · 91.7 % · 11 samples</title>";
     assert!(svg.contains(pool), "{svg}");

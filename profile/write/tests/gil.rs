@@ -89,7 +89,7 @@ fn profile() -> Profile {
 
 fn written(format: Format, by: Option<&str>) -> Vec<u8> {
     let mut options = Options::default();
-    options.by = by.map(str::to_owned);
+    options.by = by.map(str::to_owned).into_iter().collect();
     let mut bytes = Vec::new();
     profile().write(format, &options, &mut bytes).unwrap();
     bytes

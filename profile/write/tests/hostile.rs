@@ -227,7 +227,7 @@ fn names_that_are_taken_or_repeated_have_one_value_in_every_format() {
     };
     let profile = profile(facts, "t", &[context(1, 2, &all)]);
     let mut options = Options::default();
-    options.by = Some("r".into());
+    options.by = vec!["r".into()];
     let unzipped = |format| {
         let bytes = written(&profile, format, &options);
         let mut plain = Vec::new();
@@ -279,7 +279,7 @@ fn texts_are_frames_and_xml_whatever_is_in_them() {
     ];
     let profile = profile(facts, "worker 3 ", &contexts);
     let mut options = Options::default();
-    options.by = Some("r".into());
+    options.by = vec!["r".into()];
     let folded = String::from_utf8(written(&profile, Format::Folded, &options)).unwrap();
     let expected = "(empty);a b\u{fffd}<c>;worker_3 1\n\
         (none);a b\u{fffd}<c>;worker_3 1\n\
@@ -311,7 +311,7 @@ fn a_flame_graph_executes_no_name_and_is_bounded() {
     let profile = profile(facts, &long, &contexts);
     let mut options = Options::default();
     for by in ["r", "thread"] {
-        options.by = Some(by.to_owned());
+        options.by = vec![by.to_owned()];
         let svg = String::from_utf8(written(&profile, Format::FlameGraph, &options)).unwrap();
         let count = |what: &str| svg.matches(what).count();
         assert_eq!(

@@ -335,7 +335,7 @@ fn a_recording_becomes_any_format() {
     fs::write(&otlp, content()).unwrap();
     let input = Input::recording(&otlp);
     let mut options = Options::default();
-    options.by = Some("http.route".to_owned());
+    options.by = vec!["http.route".to_owned()];
     let mut selection = Selection::default();
     // OTLP has no command name of the other one.
     selection.processes.push(4711);

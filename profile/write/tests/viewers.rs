@@ -23,7 +23,7 @@ impl Directory {
     fn write(&self, name: &str) -> PathBuf {
         let path = self.0.join(name);
         let mut options = Options::default();
-        options.by = Some("http.route".to_owned());
+        options.by = vec!["http.route".to_owned()];
         shop::profile().write_file(&path, &options).unwrap();
         path
     }

@@ -110,7 +110,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let profile = Profile::new(recorded, &mut Symbols::new().files(sampled));
     drop(service);
     let mut options = Options::default();
-    options.by = output::root(None, &profile);
+    options.by = output::root(&[], &profile);
     let (directory, written, failed) = match files::choose(arguments.output.clone()) {
         Ok((directory, paths)) => {
             let finished = output::write(&profile, &options, &paths);

@@ -108,10 +108,11 @@ pub(crate) struct Arguments {
     wall: Wall,
     #[command(flatten)]
     keep: KeepOptions,
-    /// Attribute at the root of flame graphs and folded stacks; `none` for none [default: http.route,
-    /// if any sample has it]
-    #[arg(help_heading = help::OUTPUT, long, value_name = "ATTRIBUTE", value_parser = ids::attribute)]
-    by: Option<String>,
+    /// What flame graphs, pages and folded stacks group by, several with commas between: attributes of
+    /// contexts or resources, process, thread and trace; `none` for none [default: http.route, if any sample
+    /// has it]
+    #[arg(help_heading = help::OUTPUT, long, value_name = "ATTRIBUTE,…", value_delimiter = ',', value_parser = ids::attribute)]
+    by: Vec<String>,
     #[command(flatten)]
     filter: Filter,
     /// Keep only samples of this time: +10s..+20s after the recording's start, or 14:03:00..14:04 (in

@@ -41,16 +41,21 @@ pub(super) fn take_names_later(paths: &[PathBuf], standard_output: Option<Format
     paths.iter().all(is_otlp)
 }
 
-/// Returns the attribute for flame graphs: the requested one, else the route if any sample has it.
-pub(in crate::command) fn root(asked: Option<&str>, profile: &Profile) -> Option<String> {
+/// Returns what flame graphs are divided by: what was requested, else the route if any sample has it.
+/// They have services, functions, files and lines in any case.
+pub(in crate::command) fn root(asked: &[String], profile: &Profile) -> Vec<String> {
     match asked {
-        Some(NONE) => None,
-        Some(name) => Some(name.to_owned()),
-        None => {
+        [none] if none == NONE => Vec::new(),
+        [] => {
             let mut contexts = profile.catalog().contexts();
             let has_route =
                 contexts.any(|(_, context)| context.attributes.iter().any(|(key, _)| key == ROUTE));
-            has_route.then(|| ROUTE.to_owned())
+            has_route.then(|| ROUTE.to_owned()).into_iter().collect()
+        }
+        names => {
+            let is_there =
+                |name: &&String| matches!(&name[..], "service" | "function" | "file" | "line");
+            names.iter().filter(|it| !is_there(it)).cloned().collect()
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
+use otelctx_profile::report;
 use otelctx_profile::sample::ModuleFiles;
 use otelctx_profile::{Clock, Format, Kind, Options, Parts, Profile, Recording, Spans};
 use otelctx_symbolize::{SharedServer, Symbols};
@@ -98,7 +99,7 @@ impl<'a> Writer<'a> {
             let arguments = self.arguments;
             let outputs = self.outputs.get_or_insert_with(|| {
                 let mut options = Options::default();
-                options.by = output::root(arguments.by.as_deref(), &profile);
+                options.by = output::root(&arguments.by, &profile);
                 options
                     .attribute_prefix
                     .clone_from(&arguments.attribute_prefix);
@@ -197,7 +198,9 @@ impl<'a> Writer<'a> {
             kept.end(self.done(clock, finished.written.clone()));
             self.kept = Some(kept);
         }
-        let lacking = || self.contexts.lacking(arguments.by.as_deref());
+        let is_attribute = |name: &&String| !report::is_level(name);
+        let mut asked = arguments.by.iter().filter(is_attribute);
+        let lacking = || asked.find_map(|name| self.contexts.lacking(Some(name)));
         let kept_samples = self.summary.kept();
         let explanation = self
             .before

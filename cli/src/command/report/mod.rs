@@ -342,26 +342,25 @@ fn convert(
     Ok(Status::Done)
 }
 
-/// Returns the first of these names that files of a format can be divided by, and says which are not
-/// used.
-fn divided_by(format: Format, by: &[String]) -> Option<String> {
-    let is_usable = |name: &&String| match format {
-        // Services are above that.
-        Format::FlameGraph => !matches!(&name[..], "service" | "function" | "file" | "line"),
-        _ => !report::is_level(name),
-    };
-    let used = by.iter().find(is_usable).cloned();
-    let is_divided = !matches!(
+/// Returns those of these names that files of a format can be divided by, and says which cannot.
+pub(in crate::command) fn divided_by(format: Format, by: &[String]) -> Vec<String> {
+    let is_divided = matches!(
         format,
-        Format::Otlp | Format::Pprof | Format::Speedscope | Format::Parquet | Format::ParquetFolder
+        Format::FlameGraph | Format::Page | Format::Folded | Format::Firefox
     );
-    let mut others = by.iter().filter(|name| Some(*name) != used.as_ref());
-    // Services are there in any case.
-    if is_divided && others.any(|name| name != "service") {
-        let by = used.as_deref().unwrap_or("no attribute");
-        let extension = format.extension();
+    let has = |name: &String| match &name[..] {
+        "function" | "file" | "line" => true,
+        // Services are above all else.
+        "service" => format != Format::Folded,
+        // Tracks are.
+        "process" | "thread" | "trace" => format == Format::Firefox,
+        _ => false,
+    };
+    let (unusable, used): (Vec<String>, Vec<String>) = by.iter().cloned().partition(has);
+    if is_divided && !unusable.is_empty() {
+        let (names, extension) = (unusable.join(" and "), format.extension());
         terminal::complain(
-            &format!("a {extension} file is divided by {}", escape(by)),
+            &format!("a {extension} file is not divided by {names}, which it shows in any case"),
             None,
         );
     }

@@ -5,61 +5,50 @@ use std::mem::take;
 
 use foldhash::fast::RandomState;
 use indexmap::IndexSet;
-use otelctx_sample::GilState;
-use otelctx_sample::format::hexadecimal;
 
 use super::cells::Cells;
 use super::fold::Folding;
+use super::levels::{Levels, Run, Value, run_of};
 use super::page::function_of;
-use super::select::resource_text;
-use super::tables::{Group, Id, Kind, NONE, Sink, Tables};
-use crate::attributes::{GIL, UNKNOWN_SERVICE};
-use crate::report::Selection;
+use super::tables::{Group, Id, Kind, Sink, Tables};
+use crate::attributes::UNKNOWN_SERVICE;
+use crate::report::{Cost, Selection};
 use crate::write::flame_graph::{Frame, Graph, Graphs, Label};
 
 /// What is above the frames of a sample.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Levels {
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Above {
     /// Its service is known once all samples were read.
     process: Id,
-    value: Value,
+    values: Box<[Value]>,
 }
 
-/// The value of [`Drawing::by`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Value {
-    None,
-    /// A number of [`Drawing::texts`].
-    Text(u32),
-    /// The process's name.
-    Process,
-}
-
-/// Thread, context, state of the lock, and wait of samples that follow each other.
-type Run = (Id, Id, Option<GilState>, Option<Id>);
+/// Labels from the service on, each with the number of frames that are left out above it. No label has no
+/// room.
+type Path = Vec<(Option<u32>, u32)>;
 
 /// Adds up stacks.
 #[derive(Debug, Default)]
 pub(super) struct Drawing {
-    by: Option<String>,
-    texts: IndexSet<String, RandomState>,
-    levels: IndexSet<Levels, RandomState>,
+    levels: Levels,
+    above: IndexSet<Above, RandomState>,
     /// True if kinds of time are selected.
     has_kinds: bool,
-    /// By stack, and position in `levels`: of all kinds that are selected, otherwise of time on a CPU.
+    /// By stack, and position in `above`: of all kinds that are selected, otherwise of time on a CPU.
     cells: Cells,
     /// Of other time, if no kinds are selected.
     others: Cells,
-    /// The last samples' run, with their levels.
+    /// The last samples' run, with the position in `above`.
     last: Option<(Run, u32)>,
-    /// A sample has a value of `by`.
-    has_value: bool,
+    /// A sample has a value of this level.
+    has_value: Vec<bool>,
 }
 
 impl Drawing {
-    pub(super) fn new(by: Option<&str>, selection: &Selection) -> Self {
+    pub(super) fn new(by: &[String], selection: &Selection) -> Self {
         Self {
-            by: by.map(str::to_owned),
+            levels: Levels::new(by, true),
+            has_value: vec![false; by.len()],
             has_kinds: !selection.kinds.is_empty(),
             ..Self::default()
         }
@@ -70,23 +59,23 @@ impl Drawing {
         self.cells.is_empty() && self.others.is_empty()
     }
 
-    /// Returns true if a sample has the attribute that the graph is divided by.
-    pub(super) fn has_value(&self) -> bool {
-        self.has_value
+    /// Returns for each level that the graph is divided by, whether a sample has it.
+    pub(super) fn has_values(&self) -> Vec<bool> {
+        self.has_value.clone()
     }
 
-    /// Adds everything to graphs, of selected or CPU time and of other time, and forgets it. Without
-    /// `by`, nothing is between services and functions.
+    /// Adds everything to graphs, of selected or CPU time and of other time, and forgets it. Levels that
+    /// are not `wanted` are left out.
     pub(super) fn add_to(
         &mut self,
         graphs: &mut Graphs,
         tables: &Tables,
         plumbing: bool,
-        by: bool,
+        wanted: &[bool],
     ) {
         let (cells, others) = (take(&mut self.cells), take(&mut self.others));
         for (cells, graph) in [(cells, &mut graphs.shown), (others, &mut graphs.others)] {
-            self.add_cells(cells, graph, tables, plumbing, by);
+            self.add_cells(cells, graph, tables, plumbing, wanted);
         }
         self.above.clear();
         self.last = None;
@@ -98,7 +87,7 @@ impl Drawing {
         graph: &mut Graph,
         tables: &Tables,
         plumbing: bool,
-        by: bool,
+        wanted: &[bool],
     ) {
         let mut folding = Folding::new(tables, plumbing);
         // The label of each function, once it is known; that is none if it has no room.
@@ -120,6 +109,17 @@ impl Drawing {
     }
 
     /// Returns what is above stacks, the stacks and their costs: those next to each other that start alike,
+    /// what takes most time first, as the graph's memory is bounded.
+    fn in_order(&self, tables: &Tables, cells: Cells) -> Vec<(u32, Id, Cost)> {
+        let (mut all, mut stacks) = (Vec::new(), Vec::new());
+        let mut totals = vec![Cost::default(); self.above.len()];
+        cells.finish().each(|stack, cells| {
+            stacks.push(stack);
+            for (above, cost) in cells {
+                totals[*above as usize].add(*cost);
+                all.push((*above, stack, *cost));
+            }
+        });
         tables.sort_from_root(&mut stacks);
         let last = stacks.iter().max().map_or(0, |last| *last as usize + 1);
         let mut rank_of = vec![0_u32; last];
@@ -131,37 +131,6 @@ impl Drawing {
             (Reverse(total), *above, rank_of[*stack as usize])
         });
         all
-    /// what takes most time first, as the graph's memory is bounded.
-    fn in_order(&self, tables: &Tables, cells: Cells) -> Vec<(u32, Id, Cost)> {
-        let (mut all, mut stacks) = (Vec::new(), Vec::new());
-        let mut totals = vec![Cost::default(); self.above.len()];
-        cells.finish().each(|stack, cells| {
-            let frames = folding.frames(stack).to_vec();
-            for (levels, cost) in cells {
-                let levels = self.levels[*levels as usize];
-                path.clear();
-                let service = service_of(tables, levels.process);
-                path.push((graph.label(Label::Service(service)), 0));
-                if by {
-                    path.push((graph.label(Label::Value(value(levels))), 0));
-                }
-                for shown in frames.iter().rev() {
-                    let known = &mut functions[shown.function as usize];
-                    let new = || graph.label(Label::Frame(frame(tables, shown.function)));
-                    path.push((*known.get_or_insert_with(new), shown.through));
-                }
-                graph.add(&path, *cost);
-        let values = self.levels.values(tables, group);
-        for (has_value, value) in self.has_value.iter_mut().zip(&values) {
-            *has_value |= *value != Value::None;
-        }
-        let (process, _) = tables.process_of(group.thread);
-        let above = Above { process, values };
-        let above = self.above.insert_full(above).0 as u32;
-        self.last = Some((run, above));
-        above
-            }
-        });
     }
 
     /// Returns the labels of a service and of the values below it.
@@ -182,18 +151,27 @@ impl Drawing {
             Some((known, above)) if known == run => return above,
             _ => {}
         }
+        let values = self.levels.values(tables, group);
+        for (has_value, value) in self.has_value.iter_mut().zip(&values) {
+            *has_value |= *value != Value::None;
+        }
+        let (process, _) = tables.process_of(group.thread);
+        let above = Above { process, values };
+        let above = self.above.insert_full(above).0 as u32;
+        self.last = Some((run, above));
+        above
     }
 }
 
 impl Sink for Drawing {
     fn add(&mut self, tables: &Tables, group: &Group<'_>) {
-        let levels = self.level(tables, group);
+        let above = self.above(tables, group);
         let cells = match group.kind {
             _ if self.has_kinds => &mut self.cells,
             Kind::Running => &mut self.cells,
             _ => &mut self.others,
         };
-        cells.add(group.shown_stack, levels, group.cost());
+        cells.add(group.shown_stack, above, group.cost());
     }
 
     fn hides_idle(&self) -> bool {
@@ -213,17 +191,6 @@ fn service_of(tables: &Tables, process: Id) -> String {
     command.unwrap_or(&service).to_owned()
 }
 
-/// Returns what stands for a thread's pool: its name with `*` in place of its last number, as in
-/// `worker-*` for `worker-12`.
-fn pool_of(name: &str) -> String {
-    let is_digit = |it: char| it.is_ascii_digit();
-    let Some(end) = name.rfind(is_digit) else {
-        return name.to_owned();
-    };
-    let start = name[..end].trim_end_matches(is_digit).len();
-    format!("{}*{}", &name[..start], &name[end + 1..])
-}
-
 fn frame(tables: &Tables, id: Id) -> Frame {
     let function = match tables.functions.get_index(id as usize) {
         Some(function) => function_of(tables, id, function),
@@ -234,24 +201,5 @@ fn frame(tables: &Tables, id: Id) -> Frame {
         file: function.file,
         line: function.line,
         language: Some(function.language.into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn threads_of_a_pool_have_one_name() {
-        for (name, pool) in [
-            ("worker-1", "worker-*"),
-            ("ThreadPoolExecutor-0_12", "ThreadPoolExecutor-0_*"),
-            ("Thread-5 (run)", "Thread-* (run)"),
-            ("7", "*"),
-            ("main", "main"),
-            ("é9é", "é*é"),
-        ] {
-            assert_eq!(pool_of(name), pool);
-        }
     }
 }

@@ -5,6 +5,7 @@ mod drawing;
 mod fold;
 mod functions;
 mod input;
+mod levels;
 mod live;
 mod load;
 mod messages;
@@ -33,7 +34,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::Error;
-use crate::report::{Report, ReportOptions, Selection};
+use crate::report::{self, Report, ReportOptions, Selection};
 use crate::write::flame_graph::{self, Facts, Graphs, Kinds};
 use crate::{Clock, Format, Options, Profile, file};
 use drawing::Drawing;
@@ -136,7 +137,7 @@ pub fn converted(
     input.bytes_of_worker(|files, pipe| {
         let mut tables = Tables::of(selection);
         if format == Format::Page {
-            let mut paging = Paging::new(options.by.as_deref());
+            let mut paging = Paging::new(&options.by);
             files.read(&mut tables, &mut Selecting::new(selection, &mut paging))?;
             if paging.is_empty() {
                 return Ok(Ok(false));
@@ -146,15 +147,16 @@ pub fn converted(
             return Ok(otelctx_page::write(&recording, pipe).map(|()| true));
         }
         if format == Format::FlameGraph {
-            let mut drawing = Drawing::new(options.by.as_deref(), selection);
+            let mut drawing = Drawing::new(&options.by, selection);
             files.read(&mut tables, &mut Selecting::new(selection, &mut drawing))?;
             if drawing.is_empty() {
                 return Ok(Ok(false));
             }
-            let (by, graphs) = drawn(&mut drawing, &tables, options);
+            let (wanted, graphs) = drawn(&mut drawing, &tables, options);
             let (graph, is_other) = graphs.chosen();
             let facts = Facts {
-                by,
+                by: options.by.clone(),
+                wanted,
                 kinds: Kinds::of(&selection.kinds, is_other),
                 period: tables.period,
                 time: tables.span.map(|(start, end)| {
@@ -183,13 +185,13 @@ pub fn converted(
     })
 }
 
-/// Returns the flame graph of a recording, and the attribute that it is divided by: none, if no sample
-/// has it.
-fn drawn(drawing: &mut Drawing, tables: &Tables, options: &Options) -> (Option<String>, Graphs) {
-    let by = options.by.clone().filter(|_| drawing.has_value());
+/// Returns the flame graph of a recording, which has the levels that it is divided by if samples have
+/// them.
+fn drawn(drawing: &mut Drawing, tables: &Tables, options: &Options) -> (Vec<bool>, Graphs) {
+    let wanted = drawing.has_values();
     let mut graphs = Graphs::new();
-    drawing.add_to(&mut graphs, tables, options.with_plumbing, by.is_some());
-    (by, graphs)
+    drawing.add_to(&mut graphs, tables, options.with_plumbing, &wanted);
+    (wanted, graphs)
 }
 
 /// A flame graph of a recording, which is added part by part. Its memory is bounded.
@@ -216,13 +218,16 @@ impl FlameGraph {
         // Nothing is kept of a part but its sums.
         let mut tables = Tables::default();
         let selection = Selection::default();
-        let mut drawing = Drawing::new(self.options.by.as_deref(), &selection);
+        let mut drawing = Drawing::new(&self.options.by, &selection);
         let read = content.map_err(String::clone).and_then(|content| {
             let mut selecting = Selecting::new(&selection, &mut drawing);
             messages::read(content, &mut tables, &mut selecting)
         });
-        let (plumbing, by) = (self.options.with_plumbing, self.options.by.is_some());
-        drawing.add_to(&mut self.graphs, &tables, plumbing, by);
+        let (plumbing, wanted) = (
+            self.options.with_plumbing,
+            vec![true; self.options.by.len()],
+        );
+        drawing.add_to(&mut self.graphs, &tables, plumbing, &wanted);
         self.problem = self.problem.take().or(read.err());
     }
 
@@ -242,6 +247,7 @@ impl FlameGraph {
         let (graph, is_other) = self.graphs.chosen();
         let facts = Facts {
             by: self.options.by.clone(),
+            wanted: vec![true; self.options.by.len()],
             kinds: Kinds::of(&[], is_other),
             period,
             time: Some((clock.duration(), Some(clock.unix(clock.start)))),
@@ -265,7 +271,7 @@ impl Page {
     pub(crate) fn new(options: &Options) -> Self {
         Self {
             tables: Tables::default(),
-            paging: Paging::new(options.by.as_deref()),
+            paging: Paging::new(&options.by),
             spans: options.spans.clone(),
             problem: None,
         }

@@ -7,9 +7,11 @@ use foldhash::fast::RandomState;
 use indexmap::IndexSet;
 use otelctx_page as page;
 
+use super::levels::{Levels, Run, Value, run_of};
 use super::plumbing::{PLUMBING, plumbing_of};
 use super::spans::{Span, Spans};
 use super::tables::{self, Group, Id, Kind, Known, NONE, Sink, Tables, UNKNOWN_TIME, known};
+use crate::report::NO_ATTRIBUTE;
 use crate::wait::FRAME_KIND;
 
 /// The attribute of routes unless another one is given.
@@ -26,14 +28,17 @@ const MAX_WAIT_PARTS: u64 = 1000;
 /// Collects samples.
 #[derive(Debug)]
 pub(super) struct Paging {
-    /// Name of the attribute of routes.
-    by: String,
+    /// What routes are.
+    levels: Levels,
     recording: page::Recording,
-    routes: IndexSet<Id, RandomState>,
+    routes: IndexSet<Box<[Value]>, RandomState>,
     threads: Known<u32>,
     /// The process of each thread that was added.
     processes: Vec<Id>,
-    contexts: Known<Option<u32>>,
+    /// By context and route.
+    contexts: HashMap<(Id, Option<u32>), Option<u32>, RandomState>,
+    /// The context of the last samples.
+    last: Option<(Run, Option<u32>)>,
     /// The last node of each stack.
     stacks: Known<u32>,
     /// Nodes by parent and function.
@@ -50,13 +55,14 @@ pub(super) struct Paging {
 }
 
 impl Paging {
-    pub(super) fn new(by: Option<&str>) -> Self {
-        let by = by.unwrap_or(ROUTE);
+    pub(super) fn new(by: &[String]) -> Self {
+        let route = [ROUTE.to_owned()];
+        let by = if by.is_empty() { &route } else { by };
         let plumbing = PLUMBING.iter().map(|it| it.name.to_owned()).collect();
         Self {
-            by: by.to_owned(),
+            levels: Levels::new(by, true),
             recording: page::Recording {
-                by: by.to_owned(),
+                by: by.join(", "),
                 plumbing,
                 nodes: vec![page::Node::default()],
                 ..page::Recording::default()
@@ -64,7 +70,8 @@ impl Paging {
             routes: IndexSet::default(),
             threads: Vec::new(),
             processes: Vec::new(),
-            contexts: Vec::new(),
+            contexts: HashMap::default(),
+            last: None,
             stacks: Vec::new(),
             nodes: HashMap::default(),
             step: 1,
@@ -117,8 +124,16 @@ impl Paging {
             thread.service = services.insert_full(service.into_owned()).0 as u32;
         }
         recording.services = services.into_iter().collect();
-        let text = |id: &Id| tables.text(*id).to_owned();
-        recording.routes = self.routes.iter().map(text).collect();
+        let text = |value: &Value| self.levels.shown(tables, *value);
+        let texts = |values: &[Value]| match values {
+            [value] => text(value).unwrap_or_default(),
+            values => {
+                let texts = values.iter().map(text);
+                let texts = texts.map(|it| it.unwrap_or_else(|| NO_ATTRIBUTE.to_owned()));
+                texts.collect::<Vec<_>>().join(", ")
+            }
+        };
+        recording.routes = self.routes.iter().map(|it| texts(it)).collect();
         // The first one stands for none.
         recording.traces = tables.traces.iter().skip(1).copied().collect();
         recording.functions = tables
@@ -162,9 +177,10 @@ impl Paging {
             Some((known, context)) if known == run => return context,
             _ => {}
         }
-        let context = &tables.contexts[id as usize];
-        let route = tables.find_text(&self.by);
-        let route = route.and_then(|name| tables.attribute(context.attributes, name));
+        let values = self.levels.values(tables, group);
+        let has_route = values.iter().any(|value| *value != Value::None);
+        let route = has_route.then(|| self.routes.insert_full(values).0 as u32);
+        let context = &tables.contexts[group.context as usize];
         let is_none = context.trace == NONE && context.span == [0; 8] && route.is_none();
         let contexts = &mut self.recording.contexts;
         let add = || {
@@ -266,7 +282,7 @@ impl Paging {
 impl Sink for Paging {
     fn add(&mut self, tables: &Tables, group: &Group<'_>) {
         let thread = self.thread(tables, group.thread);
-        let context = self.context(tables, group.context);
+        let context = self.context(tables, group);
         let node = self.stack(tables, group.shown_stack);
         let kind = match group.kind {
             Kind::Running => page::Kind::Running,
@@ -398,7 +414,7 @@ mod tests {
 
     /// A wait of 250.0015 ms that ends 300 ms after 1970.
     fn parts(kind: page::Kind) -> Vec<(u64, u64)> {
-        let mut paging = Paging::new(None);
+        let mut paging = Paging::new(&[]);
         paging.add_wait(page::Sample {
             time: 300_000_000,
             kind,
@@ -422,7 +438,7 @@ mod tests {
         ];
         assert_eq!(parts(page::Kind::Waiting), expected);
         assert_eq!(parts(page::Kind::Idle), [(49_998_500, 250_001_500)]);
-        let mut paging = Paging::new(None);
+        let mut paging = Paging::new(&[]);
         paging.add_wait(page::Sample {
             kind: page::Kind::Queued,
             weight: u64::MAX,

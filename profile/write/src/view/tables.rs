@@ -634,7 +634,10 @@ impl Tables {
             let mut all = self.attributes.iter();
             all.any(|attributes| attributes.iter().any(|(key, _)| *key == name))
         };
-        RECORDED.contains(&name) || self.find_text(name).is_some_and(is_known)
+        let mut resources = self.processes.iter().flat_map(|it| &it.resource);
+        RECORDED.contains(&name)
+            || self.find_text(name).is_some_and(is_known)
+            || resources.any(|(key, _)| key == name)
     }
 
     /// Returns the value of an attribute of a context.

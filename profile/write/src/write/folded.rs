@@ -1,10 +1,10 @@
 //! Folded stacks: one per line, frames from the root separated by `;`, and the number of samples, or
 //! microseconds.
 
-use otelctx_sample::GilState;
+use std::borrow::Cow;
 
-use crate::attributes::{GIL, attribute};
-use crate::report::NO_ATTRIBUTE;
+use crate::attributes::{GIL, attribute, text_of};
+use crate::report::{Level, NO_ATTRIBUTE};
 use crate::{Group, Kind, Location, Options, Profile};
 
 /// A stack, its kind, its number of samples, and its time in nanoseconds.
@@ -15,21 +15,22 @@ pub(super) struct Stack {
     pub(super) nanoseconds: u64,
 }
 
-/// Returns stacks. The first frames are the requested attribute, the process and the thread; the last
+/// Returns stacks. The first frames are the requested levels, the process and the thread; the last
 /// one of a wait is its reason.
 pub(super) fn stacks<'p>(
     profile: &'p Profile,
     options: &'p Options,
 ) -> impl Iterator<Item = Stack> + 'p {
     let groups = profile.groups();
+    let levels: Vec<Level> = options.by.iter().map(|name| Level::of(name)).collect();
     let groups = groups.filter(|group| options.with_idle || !super::is_idle(group));
     // The text of each location, once it is needed.
     let mut texts: Vec<Option<String>> = vec![None; profile.locations().len()];
     groups.map(move |group| {
         let mut stack = String::new();
-        if let Some(name) = &options.by {
-            let value = attribute_of(profile, &group, name);
-            push(&mut stack, value.unwrap_or(NO_ATTRIBUTE));
+        for level in &levels {
+            let value = value_of(profile, &group, level);
+            push(&mut stack, value.as_deref().unwrap_or(NO_ATTRIBUTE));
         }
         push(&mut stack, &super::name_of(profile.process(group.process)));
         push(&mut stack, &profile.thread(group.thread).name);
@@ -58,19 +59,46 @@ pub(super) fn stacks<'p>(
     })
 }
 
+/// Returns the value of a level of a group of samples.
+fn value_of<'p>(profile: &'p Profile, group: &Group<'_>, level: &Level) -> Option<Cow<'p, str>> {
+    let process = profile.process(group.process);
+    match level {
+        Level::Service => Some(super::name_of(process)),
+        Level::Process => Some(format!("{} {}", super::name_of(process), process.pid).into()),
+        Level::Thread => {
+            let name = &profile.thread(group.thread).name;
+            (!name.is_empty()).then(|| name[..].into())
+        }
+        Level::Trace => {
+            let trace = profile.context(group.context?).trace_id;
+            (!trace.is_zero()).then(|| trace.to_string().into())
+        }
+        Level::Function | Level::File | Level::Line => None,
+        Level::Attribute(name) => attribute_of(profile, group, name),
+    }
+}
+
 /// Returns the value of an attribute of a group of samples: one that the recorder found, or of its
-/// context.
-fn attribute_of<'p>(profile: &'p Profile, group: &Group<'_>, name: &str) -> Option<&'p str> {
+/// context, or else of its process's resource.
+fn attribute_of<'p>(profile: &'p Profile, group: &Group<'_>, name: &str) -> Option<Cow<'p, str>> {
     if name == GIL {
-        return group.gil.map(GilState::name);
+        return group.gil.map(|state| state.name().into());
     }
     if let Some(wait) = profile.wait(group) {
         let mut known = wait.attributes().into_iter().flatten();
         if let Some((_, value)) = known.find(|(key, _)| *key == name) {
-            return Some(value);
+            return Some(value.into());
         }
     }
-    attribute(profile.context(group.context?), name)
+    let context = group.context.map(|context| profile.context(context));
+    if let Some(value) = context.and_then(|context| attribute(context, name)) {
+        return Some(value.into());
+    }
+    let process = profile.process(group.process);
+    match process.resource.iter().find(|(key, _)| key == name) {
+        Some((_, value)) => text_of(value),
+        None => super::otlp::detected_text(process, name).map(Cow::from),
+    }
 }
 
 /// Visits the names of a location's functions, outermost first, or the name of its file.

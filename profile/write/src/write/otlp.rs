@@ -233,6 +233,16 @@ fn resource(profile: &Profile, process: ProcessId, options: &Options) -> Resourc
     }
 }
 
+/// Returns the value of an attribute of a process that the recorder detected.
+pub(super) fn detected_text(facts: &ProcessFacts, name: &str) -> Option<String> {
+    let (_, value) = detected(facts).find(|(key, _)| *key == name)?;
+    match value.value? {
+        any_value::Value::StringValue(text) => Some(text),
+        any_value::Value::IntValue(number) => Some(number.to_string()),
+        _ => None,
+    }
+}
+
 /// Returns the attributes of a process that the recorder detected.
 fn detected(facts: &ProcessFacts) -> impl Iterator<Item = (&str, AnyValue)> {
     let text = |text: &str| (!text.is_empty()).then(|| string(text));

@@ -10,8 +10,8 @@ use indexmap::{Equivalent, IndexMap, IndexSet};
 use otelctx_sample::format::hexadecimal;
 use otelctx_sample::{ContextId, GilState, OffCpuState, ProcessId, ReasonId, ThreadId};
 use prost::Message;
-use super::FrameRules;
 
+use super::FrameRules;
 use super::room::{OTHER, Room};
 use crate::attributes::{CALL, GIL, REASON, SERVICE_NAME, STATE, attributes, beside};
 use crate::{Clock, Group, Kind, Place, Profile};
@@ -91,9 +91,9 @@ struct Line {
     #[prost(uint64, tag = "1")]
     function_id: u64,
     #[prost(int64, tag = "2")]
+    line: i64,
     #[prost(int64, tag = "3")]
     column: i64,
-    line: i64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Message)]
@@ -115,9 +115,9 @@ mod field {
     pub(super) const MAPPING: u32 = 3;
     pub(super) const LOCATION: u32 = 4;
     pub(super) const FUNCTION: u32 = 5;
+    pub(super) const STRING_TABLE: u32 = 6;
     pub(super) const DROP_FRAMES: u32 = 7;
     pub(super) const KEEP_FRAMES: u32 = 8;
-    pub(super) const STRING_TABLE: u32 = 6;
     pub(super) const TIME_NANOS: u32 = 9;
     pub(super) const DURATION_NANOS: u32 = 10;
     pub(super) const PERIOD_TYPE: u32 = 11;
@@ -142,8 +142,8 @@ pub(super) struct Pprof {
     /// Values of samples for which there was no room.
     others: Values,
     /// Samples by executable.
-    rules: FrameRules,
     executables: BTreeMap<i64, usize>,
+    rules: FrameRules,
     room: Room,
 }
 
@@ -191,8 +191,8 @@ impl Pprof {
             stacks: Table::default(),
             samples: IndexMap::default(),
             others: Values::default(),
-            rules: FrameRules::default(),
             executables: BTreeMap::new(),
+            rules: FrameRules::default(),
             room: Room::new(bytes),
         }
     }
@@ -335,8 +335,8 @@ impl Pprof {
             let index = intern(&mut self.functions, &entry, 0, &mut self.room)?;
             lines.push(Line {
                 function_id: index as u64 + 1,
-                column: function.column.into(),
                 line: function.line.into(),
+                column: function.column.into(),
             });
         }
         let location = Location {
@@ -427,9 +427,9 @@ impl Pprof {
             )?;
         }
         self.write_tables(&mut out)?;
+        let numbers = [
             (field::DROP_FRAMES, drop_frames as u64),
             (field::KEEP_FRAMES, keep_frames as u64),
-        let numbers = [
             (field::TIME_NANOS, clock.unix(clock.start)),
             (field::DURATION_NANOS, clock.duration()),
             (field::PERIOD, period),
@@ -440,7 +440,7 @@ impl Pprof {
             out.field(|buffer| prost::encoding::uint64::encode(tag, &number, buffer))?;
         }
         out.message(field::PERIOD_TYPE, &value_type(cpu, nanoseconds))?;
-        out.gzip.finish().map(drop)
+        out.gzip.into_inner()?.finish().map(drop)
     }
 
     /// Adds a sample that represents all samples without room.
@@ -453,8 +453,8 @@ impl Pprof {
         };
         let line = Line {
             function_id: self.functions.insert_full(function).0 as u64 + 1,
-            column: 0,
             line: 0,
+            column: 0,
         };
         let location = Location {
             lines: vec![line],

@@ -128,7 +128,7 @@ impl Speedscope {
     /// Returns the number of a stack, or of the one for those without room.
     fn stack(&mut self, part: &Profile, stack: &[LocationIndex], wait: Option<Wait<'_>>) -> u32 {
         let mut frames = Some(Vec::new());
-        let mut add = |name: &str, file: &str, line| {
+        let mut add = |name: &str, file: &str, [line, _]: [u32; 2]| {
             let frame = frames.as_ref().and_then(|_| self.frame(name, file, line));
             match (frame, &mut frames) {
                 (Some(frame), Some(frames)) => frames.push(frame),

@@ -21,7 +21,7 @@ fn files(recordings: Vec<Recording>) -> [Vec<u8>; 4] {
     let directory = std::env::temp_dir().join(directory);
     std::fs::create_dir(&directory).unwrap();
     let options = Options {
-        by: Some("http.route".into()),
+        by: vec!["http.route".into()],
         ..Options::default()
     };
     let paths = ["a.pb.gz", "a.json.gz", "a.svg", "a.folded"].map(|name| directory.join(name));

@@ -35,7 +35,7 @@ type Table<T> = IndexSet<T, RandomState>;
 #[derive(Debug)]
 pub(super) struct Firefox {
     /// The attribute that names spans.
-    by: Option<String>,
+    by: Vec<String>,
     categories: Categories,
     libraries: Table<Library>,
     processes: IndexMap<ProcessKey, Process, RandomState>,
@@ -97,9 +97,9 @@ struct Frame {
     address: Option<u64>,
     /// 0 for the function at the address, more for functions that are inlined there.
     inline_depth: u32,
-    column: u32,
     category: Index,
     line: u32,
+    column: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -332,9 +332,9 @@ impl Firefox {
             function: self.function(track, function, 0)?,
             address: None,
             inline_depth: 0,
-            column: 0,
             category,
             line: 0,
+            column: 0,
         };
         self.frame(track, callers, frame)
     }
@@ -384,9 +384,9 @@ impl Firefox {
                     function,
                     address,
                     inline_depth,
-                    column,
                     category,
                     line,
+                    column,
                 };
                 self.frame(track, last, frame)
             };
@@ -502,9 +502,13 @@ impl Firefox {
         let text = attributes(context).into_iter();
         let text: Vec<_> = text.map(|(key, value)| format!("{key}={value}")).collect();
         // Markers with the same name share a row of the chart.
-        let name = self.by.as_deref().and_then(|name| attribute(context, name));
+        let names = self.by.iter().filter_map(|name| attribute(context, name));
+        let name = match names.collect::<Vec<_>>().join(" ") {
+            none if none.is_empty() => "span".to_owned(),
+            name => name,
+        };
         let texts = [
-            name.unwrap_or("span"),
+            &name[..],
             &context.trace_id.to_string(),
             &context.span_id.to_string(),
             &text.join(" "),
@@ -520,7 +524,7 @@ impl Firefox {
     pub(super) fn write(&self, subject: &str, writer: &mut dyn Write) -> io::Result<()> {
         let mut gzip = super::compressed(writer);
         json::write(self, subject, &mut gzip)?;
-        gzip.finish().map(drop)
+        gzip.into_inner()?.finish().map(drop)
     }
 }
 

@@ -73,10 +73,12 @@ pub(super) fn boxes(graph: &Graph) -> Vec<Placed> {
 
 /// Returns the children of a node. That samples have no value says nothing where a service has no
 /// other: it is left out.
-fn below<'c>(graph: &Graph, children: &'c [Vec<u32>], node: u32) -> &'c [u32] {
-    match &children[node as usize][..] {
-        [only] if *graph.label_of(*only) == Label::Value(None) => &children[*only as usize],
-        all => all,
+fn below<'c>(graph: &Graph, children: &'c [Vec<u32>], mut node: u32) -> &'c [u32] {
+    loop {
+        match &children[node as usize][..] {
+            [only] if matches!(graph.label_of(*only), Label::Value(_, None)) => node = *only,
+            all => return all,
+        }
     }
 }
 

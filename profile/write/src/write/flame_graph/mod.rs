@@ -64,8 +64,8 @@ pub(crate) enum Label {
     All,
     /// A service.
     Service(String),
-    /// A value of the attribute that services are divided by; `None` without it.
-    Value(Option<String>),
+    /// A level that services are divided by, from 0, and its value; `None` without it.
+    Value(u32, Option<String>),
     /// A function.
     Frame(Frame),
 }
@@ -74,8 +74,8 @@ impl Label {
     /// Returns the memory of its texts, in bytes.
     fn len(&self) -> usize {
         match self {
-            Self::All | Self::Value(None) => 0,
-            Self::Service(text) | Self::Value(Some(text)) => text.len(),
+            Self::All | Self::Value(_, None) => 0,
+            Self::Service(text) | Self::Value(_, Some(text)) => text.len(),
             Self::Frame(frame) => frame.name.len() + frame.file.len(),
         }
     }
@@ -188,7 +188,7 @@ impl Graph {
             repeats = 1;
             let child = match label {
                 _ if is_too_deep => None,
-                Some(label) => self.child(node, *label),
+                Some(label) => known.or_else(|| self.child(node, *label)),
                 None => None,
             };
             if let (Some(child), Some(label), None) = (child, label, known) {

@@ -27,8 +27,9 @@ const MAX_TITLE_PART: usize = 80;
 /// Facts about the recording.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
-    /// The attribute that services are divided by.
-    pub(crate) by: Option<String>,
+    /// What services are divided by, outermost first, and whether the graph has each of them.
+    pub(crate) by: Vec<String>,
+    pub(crate) wanted: Vec<bool>,
     /// The time that is shown.
     pub(crate) kinds: Kinds,
     /// Nanoseconds that a sample on a CPU stands for; 0 if unknown.
@@ -111,7 +112,7 @@ const SCRIPT: &str = include_str!("script.js");
 /// What is written into boxes.
 struct Text<'g> {
     graph: &'g Graph,
-    by: &'g str,
+    by: &'g [String],
     all: Cost,
     /// Maximum number of bytes of a name.
     limit: usize,
@@ -122,7 +123,7 @@ impl<'g> Text<'g> {
         let share = MAX_NAMES / boxes.max(1);
         Self {
             graph,
-            by: facts.by.as_deref().unwrap_or_default(),
+            by: &facts.by,
             all: graph.nodes[0].cost,
             limit: share.clamp(64, otelctx_page::MAX_NAME_BYTES),
         }
@@ -181,11 +182,14 @@ impl<'g> Text<'g> {
         let frame = match self.graph.label_of(node) {
             Label::All => return level("all", "All".to_owned()),
             Label::Service(name) => return level("service", text(name)),
-            Label::Value(None) => return level("value", text(&format!("(no {})", self.by))),
-            Label::Value(Some(value)) if value.is_empty() => {
+            Label::Value(index, None) => {
+                let by = self.by.get(*index as usize).map_or("", |it| it);
+                return level("value", text(&format!("(no {by})")));
+            }
+            Label::Value(_, Some(value)) if value.is_empty() => {
                 return level("value", "(empty)".to_owned());
             }
-            Label::Value(Some(value)) => return level("value", text(value)),
+            Label::Value(_, Some(value)) => return level("value", text(value)),
             Label::Frame(frame) => frame,
         };
         let name = text(&frame.name);
@@ -292,13 +296,16 @@ fn title(graph: &Graph, facts: &Facts) -> String {
         },
         (some, more) => format!("{} and {} more", some.join(", "), grouped(more as u64)),
     };
-    match &facts.by {
-        Some(by) if !named.is_empty() => {
-            let kinds = facts.kinds.name();
-            title += &format!(": {kinds} by {}", clean(by, MAX_TITLE_PART));
+    if !named.is_empty() {
+        title += &format!(": {}", facts.kinds.name());
+        let by = facts.by.iter().zip(&facts.wanted);
+        let by: Vec<_> = by
+            .filter(|(_, wanted)| **wanted)
+            .map(|(by, _)| clean(by, MAX_TITLE_PART))
+            .collect();
+        if !by.is_empty() {
+            title += &format!(" by {}", by.join(", "));
         }
-        None if !named.is_empty() => title += &format!(": {}", facts.kinds.name()),
-        _ => {}
     }
     title
 }
