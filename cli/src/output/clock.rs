@@ -38,7 +38,7 @@ pub(crate) fn local_with_offset(time: SystemTime) -> String {
 /// Returns the time that is this number of milliseconds after midnight of the local day of `start`.
 /// Both are in nanoseconds after 1970-01-01 UTC.
 pub(crate) fn on_day_of(start: u64, milliseconds: u64) -> u64 {
-    let seconds = libc::time_t::try_from(start / 1_000_000_000).unwrap_or(0);
+    let seconds = Seconds::try_from(start / 1_000_000_000).unwrap_or(0);
     let mut at = of_day(seconds);
     let whole = i32::try_from(milliseconds / 1000).unwrap_or(i32::MAX);
     (at.tm_hour, at.tm_min, at.tm_sec) = (0, 0, whole);
@@ -51,13 +51,16 @@ pub(crate) fn on_day_of(start: u64, milliseconds: u64) -> u64 {
     whole.saturating_add(milliseconds % 1000 * 1_000_000)
 }
 
-fn since_epoch(time: SystemTime) -> libc::time_t {
+/// `time_t` of all 64-bit systems. The crate's name for it is deprecated for musl, which has changed it on 32-bit ones.
+type Seconds = i64;
+
+fn since_epoch(time: SystemTime) -> Seconds {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    libc::time_t::try_from(since.as_secs()).unwrap_or(0)
+    Seconds::try_from(since.as_secs()).unwrap_or(0)
 }
 
 /// Returns date and time of day in local time.
-fn of_day(seconds: libc::time_t) -> libc::tm {
+fn of_day(seconds: Seconds) -> libc::tm {
     // SAFETY: all fields of `tm` are numbers and a pointer, for which zeroes are valid values.
     let mut at: libc::tm = unsafe { std::mem::zeroed() };
     // SAFETY: localtime_r reads a time_t and writes a tm: these are references to one of each. If the year
