@@ -341,7 +341,7 @@ impl Step<'_> {
         })
     }
 
-    /// Returns whether methods have the same name, as those that override each other.
+    /// Returns whether methods have the same name, as methods do that override each other.
     fn have_one_name(&self, methods: [u64; 2]) -> bool {
         let layout = &self.of.layout;
         let name = |method: u64| {
