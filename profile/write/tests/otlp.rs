@@ -320,6 +320,24 @@ fn mappings_can_be_identified_and_hold_their_addresses() {
     );
 }
 
+/// Compression leaves less of them.
+#[test]
+fn similar_stacks_and_locations_are_beside_each_other() {
+    let data = written(&shop::profile(), &Options::default());
+    let dictionary = data.dictionary.as_ref().unwrap();
+    let locations = dictionary.location_table.iter();
+    let places: Vec<_> = locations.map(|it| (it.mapping_index, it.address)).collect();
+    assert!(places.len() > 3 && places.is_sorted(), "{places:?}");
+    let stacks = dictionary.stack_table.iter();
+    let from_the_start: Vec<Vec<i32>> = stacks
+        .map(|it| it.location_indices.iter().rev().copied().collect())
+        .collect();
+    assert!(
+        from_the_start.len() > 3 && from_the_start.is_sorted(),
+        "{from_the_start:?}"
+    );
+}
+
 /// The same file, mapped at another address by another process.
 #[test]
 fn processes_share_the_locations_of_a_file() {
