@@ -113,6 +113,33 @@ fn looks_that_are_alike_are_divided_where_they_fill_messages() {
     }
 }
 
+/// Locations that all stacks have are the last ones by address: with two bytes for each of them, messages would be too large.
+#[test]
+fn messages_are_not_too_large_because_of_the_order_of_locations() {
+    let mut recording = shop::recording();
+    let first = recording.samples[0];
+    let common: Vec<u64> = (0..40).map(|it| shop::CODE + 0x900 + it).collect();
+    let samples = (0..300).map(|it| {
+        let stack = [&common[..], &[shop::CODE + it]].concat();
+        Sample {
+            time: first.time + it,
+            user_stack: recording.catalog.native_stack(&stack),
+            ..first
+        }
+    });
+    recording.samples = samples.collect();
+    let profile = Profile::new(recording, &mut shop::Names);
+    let one = whole(&profile);
+    let dictionary = one.dictionary.as_ref().unwrap();
+    assert_eq!(dictionary.location_table.len(), 1 + 40 + 300);
+    let expected = flat::lines([&one]);
+    let size = one.encoded_len();
+    for limit in (size - 12_000..size).step_by(400) {
+        let messages = messages(&profile, limit);
+        assert_eq!(flat::lines(&messages), expected, "limit {limit}");
+    }
+}
+
 #[test]
 fn without_samples_there_is_no_message() {
     let mut recording = shop::recording();
