@@ -55,8 +55,9 @@ pub(crate) struct HotSpotCode {
     pub(crate) is_settled: bool,
 }
 
-/// Parts of the names of stubs that find what is called, and change the call.
-const RESOLVING: [&str; 3] = ["resolve", "wrong_method", "ic_miss"];
+/// Parts of the names of stubs that find what is called, and change the call. Before JDK 23, calls that change go through the last one
+/// until no thread can be in between.
+const RESOLVING: [&str; 4] = ["resolve", "wrong_method", "ic_miss", "InlineCacheBuffer"];
 
 /// What a call calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

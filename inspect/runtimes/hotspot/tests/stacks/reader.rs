@@ -149,7 +149,7 @@ impl Reader {
     fn interrupted(&self, registers: &Registers) -> Vec<String> {
         let (pc, sp) = (registers.instruction_pointer(), registers.stack_pointer());
         let code = self.memory.read_vec(pc - 48, 96, 96).unwrap_or_default();
-        let words = (0..24).map(|index| self.memory.read_u64(sp + 8 * index).unwrap_or_default());
+        let words = (0..128).map(|index| self.memory.read_u64(sp + 8 * index).unwrap_or_default());
         let frame_pointer = registers.get(6).unwrap_or_default();
         vec![
             format!("pc {pc:#x}, sp {sp:#x}, rbp {frame_pointer:#x}, from pc - 48: {code:02x?}"),
