@@ -143,7 +143,7 @@ function cellsWith(model, text) {
 }
 
 // Adds up cells along the tree that is shown: totals of nodes, and totals and own time of labels in
-// the stacks that contain the node `zoom`.
+// the stacks that have the node `zoom`.
 export function addUpTree(model, tree, { weights, allowed }, zoom) {
   const { parent, label, outermost, at, count, end } = tree;
   tree.totals ??= new Float64Array(count);
