@@ -17,7 +17,7 @@ static ALL: Total = Total::new();
 struct Total {
     guaranteed: AtomicUsize,
     shared: AtomicUsize,
-    /// Number of instances that keep something.
+    /// Number of processes of which something is kept.
     users: AtomicUsize,
 }
 
@@ -113,7 +113,7 @@ fn sum(before: usize, size: usize, limit: usize) -> Option<usize> {
     before.checked_add(size).filter(|sum| *sum <= limit)
 }
 
-/// Adds a size to an instance's bytes and to all, if both stay within their limits.
+/// Adds a size to that of a process and to that of all, if both stay within their limits.
 fn add(own: (&mut usize, usize), all: (&AtomicUsize, usize), size: usize) -> bool {
     let Some(after) = sum(*own.0, size, own.1) else {
         return false;

@@ -55,8 +55,8 @@ pub(crate) struct HotSpotCode {
     pub(crate) is_settled: bool,
 }
 
-/// Parts of the names of stubs that find what is called, and change the call. Before JDK 23, calls that change go through the last one
-/// until no thread can be in between.
+/// Parts of the names of stubs that find what is called, and change the call. Before JDK 23, the last one is called in place of a method
+/// whose call changes, until no thread can be in between.
 const RESOLVING: [&str; 4] = ["resolve", "wrong_method", "ic_miss", "InlineCacheBuffer"];
 
 /// What a call calls.
@@ -342,7 +342,7 @@ impl Step<'_> {
         })
     }
 
-    /// Returns whether methods have the same name, as methods do that override each other.
+    /// Returns whether methods have the same name, as methods that override each other.
     fn have_one_name(&self, methods: [u64; 2]) -> bool {
         let layout = &self.of.layout;
         let name = |method: u64| {
