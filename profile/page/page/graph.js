@@ -95,7 +95,7 @@ function press(event) {
     ArrowUp: () => moveTo(tree.parent[focus]),
     ArrowLeft: () => moveTo(beside(-1)),
     ArrowRight: () => moveTo(beside(1)),
-    Home: () => moveTo(0),
+    Home: () => zoomTo(0),
     Enter: () => zoomTo(focus),
     Escape: () => zoomTo(tree.parent[page.zoom]),
   };

@@ -259,7 +259,7 @@ fn files_are_divided_by_several_levels() {
     let input = Input::recording(&recording.0);
     let mut options = Options::default();
     // The second one is of the resource, and no sample has the last one.
-    options.by = ["process", "service.name", "http.route", "tenant"]
+    options.by = ["process", "container.id", "http.route", "tenant"]
         .map(str::to_owned)
         .to_vec();
     let content = |format| {
@@ -275,7 +275,7 @@ fn files_are_divided_by_several_levels() {
         let levels = levels.join("  ").replace("other:x", "other;x");
         *values.entry(levels).or_default() += samples.parse::<u64>().unwrap();
     }
-    let mut by = ReportOptions::by(&["process", "service.name", "http.route"]);
+    let mut by = ReportOptions::by(&["process", "container.id", "http.route"]);
     let rows = |report: &Report| {
         let rows = report.groups.iter();
         let rows = rows.map(|it| (it.values.join("  "), it.cost.samples));
@@ -283,10 +283,10 @@ fn files_are_divided_by_several_levels() {
     };
     let report = Report::read(&input, &by).unwrap();
     let expected = [
-        ("other;x 9  unknown_service:other  (none)", 1),
-        ("shop 4711  shop  (none)", 3),
-        ("shop 4711  shop  /cart", 7),
-        ("shop 4711  shop  /pay", 1),
+        ("other;x 9  (none)  (none)", 1),
+        ("shop 4711  c0ffee  (none)", 3),
+        ("shop 4711  c0ffee  /cart", 7),
+        ("shop 4711  c0ffee  /pay", 1),
     ];
     let expected: BTreeMap<String, u64> = expected
         .map(|(values, samples)| (values.to_owned(), samples))
@@ -296,7 +296,7 @@ fn files_are_divided_by_several_levels() {
     // A flame graph has a box for each, and a page joins them.
     let graph = content(Format::FlameGraph);
     assert!(
-        graph.contains("CPU by process, service.name, http.route\n"),
+        graph.contains("CPU by process, container.id, http.route<"),
         "{graph}"
     );
     for (values, samples) in &expected {
@@ -305,10 +305,11 @@ fn files_are_divided_by_several_levels() {
             .next()
             .unwrap()
             .replace("(none)", "(no http.route)");
+        let noun = if *samples == 1 { "sample" } else { "samples" };
+        let end = format!(" · {samples} {noun}");
         let is_box = |text: &str| {
-            let mut lines = text.lines();
-            lines.next() == Some(&last)
-                && lines.any(|it| it.ends_with(&format!(" · {samples} samples")))
+            let tooltip = text.split("</title>").next().unwrap_or_default();
+            tooltip.lines().next() == Some(&last) && tooltip.ends_with(&end)
         };
         // Where there is no other value, none is shown.
         let is_shown = graph.split("<title>").any(is_box) || values.starts_with("other");
@@ -317,7 +318,7 @@ fn files_are_divided_by_several_levels() {
     let page = content(Format::Page);
     let facts = page.split_once("id=\"facts\">").unwrap().1;
     let facts: Value = serde_json::from_str(facts.split_once("</script>").unwrap().0).unwrap();
-    assert_eq!(facts["by"], "process, service.name, http.route, tenant");
+    assert_eq!(facts["by"], "process, container.id, http.route, tenant");
     let mut routes: Vec<&str> = facts["routes"]
         .as_array()
         .unwrap()
@@ -326,10 +327,10 @@ fn files_are_divided_by_several_levels() {
         .collect();
     routes.sort_unstable();
     let expected = [
-        "other;x 9, unknown_service:other, (none), (none)",
-        "shop 4711, shop, (none), (none)",
-        "shop 4711, shop, /cart, (none)",
-        "shop 4711, shop, /pay, (none)",
+        "other;x 9, (none), (none), (none)",
+        "shop 4711, c0ffee, (none), (none)",
+        "shop 4711, c0ffee, /cart, (none)",
+        "shop 4711, c0ffee, /pay, (none)",
     ];
     assert_eq!(routes, expected);
     // What the last level is alone.
