@@ -139,8 +139,15 @@ impl Tails {
         let Some((_, at_start)) = function.rules.first() else {
             return;
         };
+        let is_same = |rule: &Rule| match (rule, at_start) {
+            // Functions without a frame may use the frame pointer for other data, as their callers expect.
+            (Rule::Frame(here), Rule::Frame(start)) => {
+                (here.cfa, here.return_address) == (start.cfa, start.return_address)
+            }
+            _ => false,
+        };
         for pair in function.rules.windows(2) {
-            if pair[0].1 == *at_start {
+            if is_same(&pair[0].1) {
                 self.0.insert(pair[0].0, pair[1].0);
             }
         }

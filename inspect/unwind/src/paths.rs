@@ -304,6 +304,7 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
             }
             self.work.take()?;
             let Some(instruction) = code.next() else {
+                self.found.evidence.returns |= self.goes_on_as_next(at, before.as_ref(), &state);
                 break;
             };
             at = instruction.next();
@@ -319,6 +320,14 @@ impl<'a, 'w, I: InstructionSet> Function<'a, 'w, I> {
         }
         self.found.blocks.get_mut(&start)?.end = at;
         Some(())
+    }
+
+    /// Returns whether a path ends where another function starts, with the stack as at the start of this one: assembly has
+    /// functions that begin with an instruction more than the next one.
+    fn goes_on_as_next(&self, at: u64, before: Option<&I::Instruction>, state: &I::State) -> bool {
+        let is_call = before.is_some_and(Instruction::is_call);
+        let is_next = at == self.code.end && self.code.starts.binary_search(&at).is_ok();
+        self.code.is_named() && is_next && !is_call && state.is_at_start()
     }
 
     /// Returns whether the path ends at a call before an address, or is only followed if no other one leads there: in the

@@ -323,6 +323,39 @@ fn functions_that_end_in_another_ones_code_are_functions_if_their_stacks_agree()
 }
 
 /// Free Pascal aligns functions so.
+/// Assembly whose callers expect another frame pointer (x264's trellis quantization).
+#[test]
+fn functions_end_in_code_that_uses_the_frame_pointer_for_other_data() {
+    let (_, reader) = x86_64();
+    // xor %ebp, %ebp; add %edi, %eax; ret, and padding; mov %edi, %eax; jmp to the add
+    let code = [
+        &[0x31, 0xed, 0x01, 0xf8, 0xc3][..],
+        &[0xcc; 11],
+        &[0x89, 0xf8, 0xeb, 0xee],
+    ];
+    let mut code = unnamed(code.concat());
+    code.starts = vec![START, START + 16];
+    let rules = code.rules(reader, &mut CodeWork::default());
+    let second = rules.iter().find(|rule| rule.0 == START + 16);
+    assert!(matches!(second, Some((_, Rule::Frame(_)))), "{rules:x?}");
+}
+
+/// Assembly may have a second start for callers that need an instruction more (x264's trellis quantization).
+#[test]
+fn a_named_function_goes_on_in_the_next_one() {
+    let (_, reader) = x86_64();
+    // mov %edi, %eax; then the next one: add %edi, %eax; ret
+    let is_decided = |starts: &[u64]| {
+        let mut code = unnamed(vec![0x89, 0xf8, 0x01, 0xf8, 0xc3]);
+        code.starts = starts.to_vec();
+        let rules = code.rules(reader, &mut CodeWork::default());
+        rules.first().is_some_and(|first| first.0 == START)
+    };
+    assert!(is_decided(&[START, START + 2]));
+    // Data, perhaps.
+    assert!(!is_decided(&[START + 2]));
+}
+
 #[test]
 fn functions_start_behind_zeros_that_align_them() {
     let (_, reader) = x86_64();
