@@ -96,24 +96,26 @@ pub(crate) fn ends_of_growing(elf: &Elf<'_>, tables: &Tables, reader: &CodeReade
     let Some(table) = &tables.go else {
         return Vec::new();
     };
-    let Some(growing) = table.functions().find(GoFunction::grows_stack) else {
-        return Vec::new();
-    };
-    let Range { start, end } = growing.range();
-    let mut code = vec![0; end.saturating_sub(start).min(MAX_LEAVING_CODE as u64) as usize];
-    if elf.read_at(start, &mut code).is_err() {
-        return Vec::new();
-    }
     let puts_aside = |call: &Call| {
         let callee = table.function_at(call.target);
         callee.is_some_and(|it| it.range().start == call.target && it.puts_goroutine_aside())
     };
-    let calls = (reader.calls)(&code, start).filter(puts_aside);
-    let end_of = |Call { at, .. }| {
-        let from = (at - start) as usize;
-        (reader.next_instruction)(&code[from..], at, at + 1)
+    let ends_in = |growing: GoFunction<'_>| {
+        let Range { start, end } = growing.range();
+        let mut code = vec![0; end.saturating_sub(start).min(MAX_LEAVING_CODE as u64) as usize];
+        if elf.read_at(start, &mut code).is_err() {
+            return Vec::new();
+        }
+        let calls = (reader.calls)(&code, start).filter(puts_aside);
+        let end_of = |Call { at, .. }| {
+            let from = (at - start) as usize;
+            (reader.next_instruction)(&code[from..], at, at + 1)
+        };
+        calls.map(end_of).take(MAX_ENDS).collect()
     };
-    calls.map(end_of).take(MAX_ENDS).collect()
+    // A wrapper may have the same name.
+    let growing = table.functions().filter(GoFunction::grows_stack);
+    growing.flat_map(ends_in).take(MAX_ENDS).collect()
 }
 
 /// Ends stacks in these ranges.

@@ -119,10 +119,10 @@ const START_OF_GO: &str = "runtime.text";
 
 /// Names code that has no other name: stubs, and functions by the table of Go's runtime.
 fn add_other_functions(functions: &mut [Vec<Function>], file: &File, copy: &Copy, offsets: &[u64]) {
+    let is_unnamed = |found: &[Function]| found.iter().all(|function| function.name == START_OF_GO);
     let places = functions.iter_mut().zip(offsets);
     let places = places.filter_map(|(found, offset)| {
-        found.retain(|function| function.name != START_OF_GO);
-        let address = found.is_empty().then(|| copy.address(*offset))??;
+        let address = is_unnamed(found).then(|| copy.address(*offset))??;
         Some((found, address))
     });
     let (mut unnamed, addresses): (Vec<_>, Vec<_>) = places.unzip();
@@ -141,7 +141,7 @@ fn add_other_functions(functions: &mut [Vec<Function>], file: &File, copy: &Copy
     let stubs = linkage::stubs(file, &addresses);
     for ((found, address), stub) in unnamed.iter_mut().zip(addresses).zip(stubs) {
         let stub = stub.map(|called| format!("{}@plt", demangle::demangle(&called)));
-        if let Some(name) = stub {
+        if let Some(name) = stub.filter(|_| found.is_empty()) {
             found.push(Function {
                 name,
                 ..Function::default()
@@ -154,7 +154,10 @@ fn add_other_functions(functions: &mut [Vec<Function>], file: &File, copy: &Copy
         let calls = function
             .into_iter()
             .flat_map(|it| it.calls(address, &mut read));
-        let calls = calls.filter(|call| !call.name.is_empty());
+        let mut calls = calls.filter(|call| !call.name.is_empty()).peekable();
+        if calls.peek().is_some() {
+            found.clear();
+        }
         found.extend(calls.map(|call| Function {
             name: call.name.into_owned(),
             file: call.file,

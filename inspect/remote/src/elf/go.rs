@@ -20,6 +20,10 @@ const MAX_TABLE: u64 = 128 << 20;
 const MAX_NAME: usize = 4096;
 /// Its section; the second in position-independent programs of external linkers.
 const SECTIONS: [&[u8]; 2] = [b".gopclntab", b".data.rel.ro.gopclntab"];
+/// A section that all programs of Go's linker have.
+const MARK: &[u8] = b".go.buildinfo";
+/// Sections with the structure that says where everything is: of Go 1.26 and later, and of earlier versions.
+const MODULES: [&[u8]; 2] = [b".go.module", b".noptrdata"];
 /// The first four bytes, of Go 1.18 and 1.19, and of Go 1.20 and later.
 const MAGICS: [u32; 2] = [0xffff_fff0, 0xffff_fff1];
 /// Functions at the entry point of programs that Go's own linker has made.
@@ -113,23 +117,37 @@ impl GoTable {
     /// # Errors
     /// If the file cannot be read.
     pub fn read(elf: &Elf<'_>) -> Result<Option<Self>, ElfError> {
-        if let Some(module) = Module::find(elf)? {
-            let mut bytes = vec![0; module.size as usize];
-            elf.read_at(module.table, &mut bytes)?;
-            let found = Self::new(bytes, Some(module.text));
-            return Ok(found.map(|table| Self {
-                referred: module.referred,
-                ..table
-            }));
+        let [table, beside, text, mark, newer, older] = elf.sections_named([
+            SECTIONS[0],
+            SECTIONS[1],
+            b".text",
+            MARK,
+            MODULES[0],
+            MODULES[1],
+        ])?;
+        // Sections are enough where the structure is not found, as in versions to come, or damaged.
+        if let Some(section) = newer.or(older).filter(|_| mark.is_some())
+            && let Ok(Some(module)) = Module::find(elf, &section)
+            && let Some(table) = Self::of_module(elf, &module)
+        {
+            return Ok(Some(table));
         }
-        // Sections are enough where the structure is not found, as in versions to come.
-        let [table, beside, text] = elf.sections_named([SECTIONS[0], SECTIONS[1], b".text"])?;
         let Some(section) = table.or(beside).filter(|it| it.size <= MAX_TABLE) else {
             return Ok(None);
         };
         let bytes = elf.section_bytes(&section, MAX_TABLE)?;
         let text = text.map_or(0, |text| text.address);
         Ok(Self::parse(bytes, elf.entry(), text))
+    }
+
+    /// `None` if the table's functions are not where the structure says.
+    fn of_module(elf: &Elf<'_>, module: &Module) -> Option<Self> {
+        let mut bytes = vec![0; usize::try_from(module.size).ok()?];
+        elf.read_at(module.table, &mut bytes).ok()?;
+        let mut table = Self::new(bytes, Some(module.text))?;
+        let ends = (table.start(0)?, table.start(table.header.count)?);
+        table.referred = module.referred;
+        (ends == module.ends).then_some(table)
     }
 
     /// Reads a table, given the address of the program's entry point, and that of its code. `None` if it is not one of

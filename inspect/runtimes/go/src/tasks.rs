@@ -24,9 +24,11 @@ const AT_ONCE: usize = 4096;
 const STACK: usize = 2048;
 /// Number of bytes of a goroutine that are read at once: more than up to the last field in use, fewer than the smallest one has.
 const GOROUTINE: usize = 384;
-/// Maximum numbers of labels, of places in functions and of stacks that are kept to be used again, and of frames of these stacks.
+/// Maximum numbers of labels, of places in functions and their bytes (32 MiB), and of stacks that are kept to be used again,
+/// and of frames of these stacks.
 const MAX_LABELS: usize = 1 << 12;
 const MAX_PLACES: usize = 1 << 14;
+const MAX_PLACE_BYTES: usize = 32 << 20;
 const MAX_STACKS: usize = 1 << 12;
 const MAX_STACK_FRAMES: usize = 1 << 16;
 /// The number of the first goroutine, which is the first of the list and never ends.
@@ -62,6 +64,8 @@ struct Reading<'a> {
     labels: HashMap<u64, Found<DecodedContext>>,
     /// By the addresses of instructions.
     places: HashMap<u64, Place>,
+    /// The bytes of their names and files.
+    place_bytes: usize,
     /// By the addresses of the instructions in all their functions.
     stacks: HashMap<Box<[u64]>, Arc<[NamedFrame]>>,
     /// The number of frames in there.
@@ -119,6 +123,7 @@ impl Goroutines {
             functions: self.functions(target),
             labels: HashMap::new(),
             places: HashMap::new(),
+            place_bytes: 0,
             stacks: HashMap::new(),
             stack_frames: 0,
         };
@@ -256,7 +261,8 @@ impl Reading<'_> {
         let stack = Stack::read(self.target, stack_pointer);
         let (mut addresses, mut places) = (Vec::new(), Vec::new());
         let mut is_whole = false;
-        while places.len() < MAX_FRAMES && !is_whole {
+        let mut count = 0;
+        while !is_whole {
             let after = pc.wrapping_sub(self.goroutines.module.bias);
             // A goroutine that has not begun is at the first instruction of its function.
             let function = places.is_empty().then(|| table.function_at(after));
@@ -274,6 +280,10 @@ impl Reading<'_> {
             let caller = place
                 .size
                 .and_then(|size| stack.caller(stack_pointer, size));
+            count += place.frames.len();
+            if count > MAX_FRAMES {
+                break;
+            }
             is_whole = place.is_first;
             addresses.push(at);
             places.push(place);
@@ -306,7 +316,9 @@ impl Reading<'_> {
             size: size_at(&function, at),
             is_first: function.is_first(),
         };
-        if self.places.len() < MAX_PLACES {
+        let bytes: usize = place.frames.iter().map(NamedFrame::memory).sum();
+        if self.places.len() < MAX_PLACES && self.place_bytes + bytes <= MAX_PLACE_BYTES {
+            self.place_bytes += bytes;
             self.places.insert(at, place.clone());
         }
         Some(place)

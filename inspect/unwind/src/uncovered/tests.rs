@@ -322,7 +322,6 @@ fn functions_that_end_in_another_ones_code_are_functions_if_their_stacks_agree()
     assert_eq!(ranges, [(0, 7), (0x10, 0x17), (0x20, 0x25), (0x70, 0x73)]);
 }
 
-/// Free Pascal aligns functions so.
 /// Assembly whose callers expect another frame pointer (x264's trellis quantization).
 #[test]
 fn functions_end_in_code_that_uses_the_frame_pointer_for_other_data() {
@@ -356,6 +355,7 @@ fn a_named_function_goes_on_in_the_next_one() {
     assert!(!is_decided(&[START + 2]));
 }
 
+/// Free Pascal aligns functions so.
 #[test]
 fn functions_start_behind_zeros_that_align_them() {
     let (_, reader) = x86_64();

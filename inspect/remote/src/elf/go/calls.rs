@@ -24,6 +24,8 @@ const CALL_NAME: usize = 4;
 const CALL_PARENT: usize = 8;
 /// Maximum number of inlined calls at an address; Go's compiler stops long before.
 const MAX_INLINED: usize = 64;
+/// Maximum number of values that are read for the calls at an address: 262,144. Large functions have some thousands.
+const MAX_VALUES: u32 = 1 << 18;
 
 /// A function at an address of a Go program, and the place in its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,9 +62,10 @@ impl<'a> GoFunction<'a> {
         read: &mut dyn FnMut(u64, &mut [u8]) -> bool,
     ) -> Option<Vec<GoCall<'a>>> {
         let mut calls = Vec::new();
+        let mut left = MAX_VALUES;
         loop {
-            let inlined = self.inlined(address)?;
-            let (file, line) = self.line(address).unwrap_or_default();
+            let inlined = self.inlined(address, &mut left)?;
+            let (file, line) = self.line(address, &mut left).unwrap_or_default();
             let Some(index) = inlined else {
                 let name = self.name();
                 calls.push(GoCall { name, file, line });
@@ -81,7 +84,7 @@ impl<'a> GoFunction<'a> {
 
     /// The number of the inlined call that an address belongs to; `Some(None)` if it is the function's own code, `None` if
     /// that is not known.
-    fn inlined(&self, address: u64) -> Option<Option<u32>> {
+    fn inlined(&self, address: u64, left: &mut u32) -> Option<Option<u32>> {
         if !(self.start..self.end).contains(&address) {
             return None;
         }
@@ -91,7 +94,7 @@ impl<'a> GoFunction<'a> {
         let others = OTHERS[usize::from(self.table.header.is_new)];
         match self.word(others + 4 * INLINED)? {
             0 => Some(None),
-            values => Some(u32::try_from(self.value(values, address)?).ok()),
+            values => Some(u32::try_from(self.value(values, address, left)?).ok()),
         }
     }
 
@@ -109,9 +112,9 @@ impl<'a> GoFunction<'a> {
     }
 
     /// The file and the line of an address, of the innermost function there. `None` if they are not known.
-    fn line(&self, address: u64) -> Option<(String, u32)> {
-        let file = u32::try_from(self.value(self.word(FILES)?, address)?).ok()?;
-        let line = u32::try_from(self.value(self.word(LINES)?, address)?).ok()?;
+    fn line(&self, address: u64, left: &mut u32) -> Option<(String, u32)> {
+        let file = u32::try_from(self.value(self.word(FILES)?, address, left)?).ok()?;
+        let line = u32::try_from(self.value(self.word(LINES)?, address, left)?).ok()?;
         let index = self.word(UNIT)?.checked_add(file)? as usize;
         let table = self.table;
         let entry = table.header.units.checked_add(index.checked_mul(4)?)?;
@@ -127,10 +130,12 @@ impl<'a> GoFunction<'a> {
         u32_at(&self.table.bytes, self.place.checked_add(offset)?)
     }
 
-    /// The value at an address, of the values at this offset. `None` if there are none, or they are damaged.
-    fn value(&self, offset: u32, address: u64) -> Option<i32> {
+    /// The value at an address, of the values at this offset. `None` if there are none, they are damaged, or more are read
+    /// than are left to read.
+    fn value(&self, offset: u32, address: u64, left: &mut u32) -> Option<i32> {
         let mut found = None;
         self.values(offset, &mut |from, value| {
+            *left = left.checked_sub(1)?;
             let is_behind = from > address;
             if !is_behind {
                 found = Some(value);

@@ -5,26 +5,31 @@
 use object::LittleEndian as LE;
 use object::elf::{self, Rela64};
 
-use super::super::{Elf, ElfError, structs};
+use super::super::{Elf, ElfError, Section, structs};
 use super::{Header, MAX_TABLE};
 use crate::machine::Machine;
 
-/// A section that all programs of Go's linker have.
-const MARK: &[u8] = b".go.buildinfo";
-/// Sections with the structure: of Go 1.26 and later, and of earlier versions.
-const SECTIONS: [&[u8]; 2] = [b".go.module", b".noptrdata"];
 /// Maximum number of bytes of a section that are searched: 16 MiB. Kubernetes' kubelet, a large program, has fewer than one.
 const MAX_SEARCHED: u64 = 16 << 20;
+/// Maximum number of pairs of relocations that are tried; programs have about ten that could be the structure's.
+const MAX_CANDIDATES: usize = 256;
 /// Maximum size of the table's header, behind which the names are, in bytes. It has 72.
 const MAX_HEADER: u64 = 1024;
 /// Number of its words that are read, and the places of those in use: the table's header, the slices of names and of
-/// functions (address, length and capacity each), the address of Go's code, and of what functions refer to (`gofunc`).
-const WORDS: usize = 41;
+/// functions (address, length and capacity each), where functions begin and end (`minpc`, `maxpc`), the address of Go's
+/// code, and of what functions refer to (`gofunc`).
+const WORDS: usize = 50;
 const TABLE: usize = 0;
 const NAMES: usize = 1;
 const FUNCTIONS: usize = 13;
+const START: usize = 20;
+const END: usize = 21;
 const TEXT: usize = 22;
 const REFERRED: usize = 40;
+/// Lengths of the slices `textsectmap`, `typelinks` and `itablinks`, which are behind it up to Go 1.25, and of the first two
+/// since Go 1.26, where they follow the end of what functions refer to.
+const SLICES: [usize; 3] = [42, 45, 48];
+const NEW_SLICES: [usize; 2] = [43, 46];
 
 type Words = [u64; WORDS];
 
@@ -36,18 +41,17 @@ pub(super) struct Module {
     pub(super) size: u64,
     /// Go's code.
     pub(super) text: u64,
-    /// What functions refer to, such as trees of inlined calls. `None` before Go 1.20.
+    /// The first and the last address of functions, from there on.
+    pub(super) ends: (u64, u64),
+    /// What functions refer to, such as trees of inlined calls. `None` before Go 1.20, and in versions that have the
+    /// structure in another form.
     pub(super) referred: Option<u64>,
 }
 
 impl Module {
-    /// Finds the structure in a file. `None` if it is no program of Go's.
-    pub(super) fn find(elf: &Elf<'_>) -> Result<Option<Self>, ElfError> {
-        let [mark, newer, older] = elf.sections_named([MARK, SECTIONS[0], SECTIONS[1]])?;
-        let Some(section) = newer.or(older).filter(|_| mark.is_some()) else {
-            return Ok(None);
-        };
-        let bytes = elf.section_bytes(&section, MAX_SEARCHED)?;
+    /// Finds the structure in one of a file's sections. `None` if it is not there, or not in this form.
+    pub(super) fn find(elf: &Elf<'_>, section: &Section) -> Result<Option<Self>, ElfError> {
+        let bytes = elf.section_bytes(section, MAX_SEARCHED)?;
         let words: Vec<u64> = bytes
             .chunks_exact(8)
             .map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()))
@@ -61,36 +65,35 @@ impl Module {
             return Ok(in_place);
         }
         // A position-independent program has its addresses in relocations.
-        let range = section.address..section.address.saturating_add(section.size);
         let mut last = None;
-        let mut found = None;
+        let mut candidates: Vec<(u64, Words)> = Vec::new();
         relative(elf, &mut |at, address| {
             if let Some((before, start)) = last.replace((at, address))
-                && range.contains(&before)
                 && at.wrapping_sub(before) == 8
                 && is_header(start, address)
+                && candidates.len() < MAX_CANDIDATES
+                && let Some(from) = before.checked_sub(section.address)
+                && let Some(words) = words.get((from / 8) as usize..)
+                && let Some(words) = words.first_chunk()
             {
-                found = found.or(Some(before));
+                candidates.push((before, *words));
             }
         })?;
-        let Some(found) = found else { return Ok(None) };
-        let from = ((found - section.address) / 8) as usize;
-        let words = words.get(from..).and_then(|it| it.first_chunk::<WORDS>());
-        let Some(mut words) = words.copied() else {
-            return Ok(None);
-        };
+        candidates.retain(|(_, words)| words[NAMES + 1] == words[NAMES + 2]);
         relative(elf, &mut |at, address| {
-            let index = at.wrapping_sub(found) / 8;
-            if let Some(word) = words.get_mut(usize::try_from(index).unwrap_or(WORDS)) {
-                *word = address;
+            for (start, words) in &mut candidates {
+                let index = usize::try_from(at.wrapping_sub(*start) / 8).unwrap_or(WORDS);
+                if let Some(word) = words.get_mut(index) {
+                    *word = address;
+                }
             }
         })?;
-        Ok(Self::new(elf, &words))
+        Ok(candidates.iter().find_map(|it| Self::new(elf, &it.1)))
     }
 
     /// `None` if the words are not those of the structure, whose parts must be where the table's header says.
     fn new(elf: &Elf<'_>, words: &Words) -> Option<Self> {
-        let table = words[TABLE];
+        let (table, text) = (words[TABLE], words[TEXT]);
         let mut header = [0; 72];
         elf.read_at(table, &mut header).ok()?;
         let header = Header::parse(&header)?;
@@ -100,11 +103,25 @@ impl Module {
             return None;
         }
         let size = (header.functions as u64).checked_add(words[FUNCTIONS + 1])?;
+        let are_slices = |lengths: &[usize]| {
+            let mut lengths = lengths.iter().map(|at| (words[*at], words[*at + 1]));
+            lengths.all(|(length, capacity)| length != 0 && length == capacity)
+        };
+        let referred = words[REFERRED];
+        // Since Go 1.26, it is right behind the table.
+        let is_known = match table.checked_add(size) == Some(referred) {
+            true => are_slices(&NEW_SLICES),
+            false => are_slices(&SLICES),
+        };
         (size <= MAX_TABLE).then_some(Self {
             table,
             size,
-            text: words[TEXT],
-            referred: header.is_new.then_some(words[REFERRED]),
+            text,
+            ends: (
+                words[START].checked_sub(text)?,
+                words[END].checked_sub(text)?,
+            ),
+            referred: (header.is_new && is_known).then_some(referred),
         })
     }
 }
