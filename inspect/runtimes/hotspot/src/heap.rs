@@ -1,7 +1,8 @@
 //! Objects in Java's heap: references to them, and the texts of strings.
 //!
 //! Collectors move objects while they are read. What is read counts only if the references that lead to it are the same
-//! afterwards: they change when the object is moved.
+//! afterwards. That is not enough: collectors that compact the heap change all references before they move the first object, and
+//! those of ZGC lead to other objects for a while. So a text is only what may be one, until something else confirms it.
 
 use otelctx_reader::remote::Memory;
 
@@ -17,6 +18,11 @@ const COMPACT_CLASS_SHIFT: u32 = 42;
 const WIDE_HEADER: u64 = 16;
 /// The first version whose arrays begin right behind their length.
 const DENSE_ARRAYS: u32 = 23;
+/// What describes the layout of arrays of numbers, in the highest bits (`Klass::_lh_array_tag_type_value`), and above the logarithm
+/// of an element's size the kind of the elements (`BasicType`): bytes, or UTF-16.
+const NUMBERS: u64 = 3 << 30;
+const BYTES: u64 = 8 << 8;
+const CHARS: u64 = 5 << 8 | 1;
 
 /// How objects are laid out in one process: it depends on options and the size of the heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +48,6 @@ pub(crate) struct Reference {
     /// The reference itself, as it is in memory.
     raw: u64,
     pub(crate) object: u64,
-    /// False if the collector may have moved the object, and not changed the reference yet.
-    pub(crate) is_certain: bool,
 }
 
 /// The state of references of ZGC.
@@ -85,9 +89,8 @@ impl Colors {
 
     /// Decodes a reference of eight bytes.
     pub(crate) fn decode(self, raw: u64) -> Option<Reference> {
-        let (object, is_certain) = match self {
-            Self::None => (raw, true),
-            Self::Address { bad } => (raw, raw & bad == 0),
+        let object = match self {
+            Self::None | Self::Address { .. } => raw,
             Self::Pointer { good, bad, shift } => {
                 let color = raw & (good | bad);
                 if !color.is_power_of_two() {
@@ -95,14 +98,10 @@ impl Colors {
                 }
                 let shift = shift + u64::from(color.trailing_zeros());
                 let shift = shift.checked_sub(good.trailing_zeros().into())?;
-                (raw.checked_shr(shift.try_into().ok()?)?, raw & bad == 0)
+                raw.checked_shr(shift.try_into().ok()?)?
             }
         };
-        (object != 0).then_some(Reference {
-            raw,
-            object,
-            is_certain,
-        })
+        (object != 0).then_some(Reference { raw, object })
     }
 }
 
@@ -162,27 +161,31 @@ impl Objects {
         }
         let raw = u64::from(memory.read_u32(at).ok()?);
         let object = decompressed(memory, of.narrow, raw)?;
-        (raw != 0).then_some(Reference {
-            raw,
-            object,
-            is_certain: true,
-        })
+        (raw != 0).then_some(Reference { raw, object })
     }
 
-    /// Reads the text of a string, at most [`MAX_TEXT`] bytes, and whether it is certain. `None` if it is no string, or was
-    /// moved.
+    /// Reads the text of a string, at most [`MAX_TEXT`] bytes. `None` if there is no string with an array, or it was moved.
     pub(crate) fn text(
         &self,
         memory: &dyn Memory,
         of: &Threads,
         colors: Colors,
         string: u64,
-    ) -> Option<(String, bool)> {
+    ) -> Option<String> {
         if self.class(memory, of, string)? != self.string_class {
             return None;
         }
         let value_at = string.wrapping_add(self.value);
         let value = self.reference(memory, of, colors, value_at)?;
+        let elements = match self.coder {
+            None => CHARS,
+            Some(_) => BYTES,
+        };
+        let array_class = self.class(memory, of, value.object)?;
+        let array_layout = memory.read_u32(array_class.wrapping_add(of.class_layout));
+        if u64::from(array_layout.ok()?) != NUMBERS | self.elements << 16 | elements {
+            return None;
+        }
         let coder = self.coder.map(|at| memory.read_u8(string.wrapping_add(at)));
         let is_latin = match coder {
             None => false,
@@ -195,7 +198,7 @@ impl Objects {
         let elements = value.object.wrapping_add(self.elements);
         let bytes = memory.read_vec(elements, bytes.into(), MAX_TEXT as usize);
         let text = decode(&bytes.ok()?, is_latin);
-        (self.reference(memory, of, colors, value_at)? == value).then_some((text, value.is_certain))
+        (self.reference(memory, of, colors, value_at)? == value).then_some(text)
     }
 
     /// The address of an object's class.
@@ -232,16 +235,13 @@ mod tests {
 
     #[test]
     fn references_of_zgc_lead_to_objects_in_each_phase() {
-        let decode = |colors: Colors, raw| {
-            let found = colors.decode(raw)?;
-            Some((found.object, found.is_certain))
-        };
-        assert_eq!(decode(Colors::None, 0x1230), Some((0x1230, true)));
+        let decode = |colors: Colors, raw| Some(colors.decode(raw)?.object);
+        assert_eq!(decode(Colors::None, 0x1230), Some(0x1230));
         assert_eq!(decode(Colors::None, 0), None);
         let addresses = Colors::Address { bad: 3 << 42 };
         let (bad, good) = (1 << 42 | 0x1230, 4 << 42 | 0x1230);
-        assert_eq!(decode(addresses, good), Some((good, true)));
-        assert_eq!(decode(addresses, bad), Some((bad, false)));
+        assert_eq!(decode(addresses, good), Some(good));
+        assert_eq!(decode(addresses, bad), Some(bad));
         // `ZPointerLoadShift` is 14 where the second of the four bits is good.
         let pointers = Colors::Pointer {
             good: 1 << 13,
@@ -249,10 +249,10 @@ mod tests {
             shift: 14,
         };
         let raw = |bit: u32| 0x4000_1230 << (bit + 1) | 1 << bit | 0x30;
-        assert_eq!(decode(pointers, raw(13)), Some((0x4000_1230, true)));
-        assert_eq!(decode(pointers, raw(15)), Some((0x4000_1230, false)));
+        assert_eq!(decode(pointers, raw(13)), Some(0x4000_1230));
+        assert_eq!(decode(pointers, raw(15)), Some(0x4000_1230));
         // The lowest bit of the address is in the way of no other color.
-        assert_eq!(decode(pointers, raw(12)), Some((0x4000_1230, false)));
+        assert_eq!(decode(pointers, raw(12)), Some(0x4000_1230));
         assert_eq!(decode(pointers, 0x4000 << 16), None);
         assert_eq!(decode(pointers, 0), None);
     }

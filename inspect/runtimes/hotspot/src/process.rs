@@ -269,11 +269,9 @@ impl RuntimeProcess for HotSpotProcess {
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let name = threads.name(&limited, &self.layout, of, id)?;
         drop(threads);
-        if !name.is_certain {
-            let of_kernel = target.thread(tid).ok()?.name?;
-            return agree(&name.text, of_kernel.as_bytes()).then_some(name.text);
-        }
-        Some(name.text)
+        // While the collector moves objects, another text may be in its place, and references do not say so.
+        let of_kernel = target.thread(tid).ok()?.name?;
+        agree(&name, of_kernel.as_bytes()).then_some(name)
     }
 
     fn generated(&self, target: &dyn Target) -> Option<Arc<dyn GeneratedCode>> {

@@ -22,23 +22,16 @@ pub(crate) struct KnownThreads {
     objects: Option<Objects>,
 }
 
-/// The name of a thread.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct ThreadName {
-    pub(crate) text: String,
-    /// False if the collector may have put another object in its place.
-    pub(crate) is_certain: bool,
-}
-
 impl KnownThreads {
-    /// Reads the name of a thread, which runs. `id` is its ID in the process's own PID namespace.
+    /// Reads what may be the name of a thread, which runs: while the collector moves objects, it may be another text. `id` is its ID
+    /// in the process's own PID namespace.
     pub(crate) fn name(
         &mut self,
         memory: &dyn Memory,
         layout: &Layout,
         of: &Threads,
         id: i32,
-    ) -> Option<ThreadName> {
+    ) -> Option<String> {
         let thread = self.find(memory, of, id)?;
         let objects = match self.objects {
             Some(objects) => objects,
@@ -56,16 +49,13 @@ impl KnownThreads {
         let before = object()?;
         let name_at = before.object.wrapping_add(objects.name);
         let name = objects.reference(memory, of, colors, name_at)?;
-        let (text, is_certain) = objects.text(memory, of, colors, name.object)?;
+        let text = objects.text(memory, of, colors, name.object)?;
         // It is still that object, and the same thread's.
         let is_same = objects.reference(memory, of, colors, name_at)? == name
             && object()? == before
             && Colors::read(memory, &of.z)? == colors
             && id_of(memory, of, thread) == Some(id);
-        (is_same && !text.is_empty()).then_some(ThreadName {
-            text,
-            is_certain: is_certain && name.is_certain && before.is_certain,
-        })
+        (is_same && !text.is_empty()).then_some(text)
     }
 
     /// The address of a thread.
@@ -123,16 +113,34 @@ fn id_of(memory: &dyn Memory, of: &Threads, thread: u64) -> Option<i32> {
     i32::try_from(id).ok()
 }
 
-/// Returns whether the kernel can have this name of a thread with this name in Java: its start, or from JDK 21 on the start and
+/// Returns whether the kernel can have this name of a thread with this name in Java: its start, or in newer versions the start and
 /// the end (`os::set_native_thread_name`).
 pub(crate) fn agree(name: &str, of_kernel: &[u8]) -> bool {
-    let name = name.as_bytes();
+    let name = modified_utf8(name);
     if name.len() <= KERNEL_NAME {
         return name == of_kernel;
     }
     let is_start = of_kernel.len() == KERNEL_NAME && name.starts_with(of_kernel);
     let (start, end) = (&name[..7], &name[name.len() - 6..]);
     is_start || of_kernel == [start, b"..", end].concat()
+}
+
+/// Encodes a text as the virtual machine does (`UNICODE::convert_to_utf8`): each half of a pair of surrogates as a character.
+fn modified_utf8(text: &str) -> Vec<u8> {
+    let continued = |bits: u16| 0x80 | (bits & 0x3f) as u8;
+    let mut bytes = Vec::with_capacity(text.len());
+    for unit in text.encode_utf16() {
+        match unit {
+            1..0x80 => bytes.push(unit as u8),
+            0 | 0x80..0x800 => bytes.extend([0xc0 | (unit >> 6) as u8, continued(unit)]),
+            _ => bytes.extend([
+                0xe0 | (unit >> 12) as u8,
+                continued(unit >> 6),
+                continued(unit),
+            ]),
+        }
+    }
+    bytes
 }
 
 #[cfg(test)]
@@ -154,6 +162,7 @@ mod tests {
             fields: ClassFields::Stream { fields: 0 },
             narrow: (0, 0),
             narrow_class: (0, 0),
+            class_layout: 0,
             z: Vec::new(),
         }
     }
@@ -222,5 +231,11 @@ mod tests {
         assert!(agree("http-nio-8080-exec-1", b"http-ni..exec-1"));
         assert!(!agree("http-nio-8080-exec-1", b"http-nio-8080"));
         assert!(!agree("http-nio-8080-exec-1", b"http-ni..exec-2"));
+        assert!(agree("größer", "größer".as_bytes()));
+        assert!(agree(
+            "\u{20ac}\u{1f600}",
+            b"\xe2\x82\xac\xed\xa0\xbd\xed\xb8\x80"
+        ));
+        assert!(agree("a\0b", b"a\xc0\x80b"));
     }
 }

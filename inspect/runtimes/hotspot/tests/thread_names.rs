@@ -3,12 +3,13 @@
 #![cfg(target_arch = "x86_64")]
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Instant;
 
 use otelctx_fixtures::{HANG_TIMEOUT, Java, Target, compile_java, tier};
 use otelctx_hotspot::HotSpot;
 use otelctx_reader::remote::{FileCache, LiveProcess, Modules, Process};
-use otelctx_reader::runtime::Runtime;
+use otelctx_reader::runtime::{Runtime, RuntimeProcess};
 
 /// How objects are laid out, and moved.
 const OPTIONS: [&[&str]; 11] = [
@@ -29,6 +30,8 @@ const OPTIONS: [&[&str]; 11] = [
 ];
 /// Number of times that each name is read.
 const READS: usize = 200;
+/// Number of times that the name is read while the heap is compacted again and again.
+const COMPACTED_READS: usize = 5_000;
 
 #[test]
 fn threads_have_their_names_in_java_while_objects_are_moved() {
@@ -46,6 +49,52 @@ fn threads_have_their_names_in_java_while_objects_are_moved() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
+fn runtime(target: &LiveProcess<'_>) -> Arc<dyn RuntimeProcess> {
+    let modules = Modules::read(target, &FileCache::new()).unwrap();
+    HotSpot.probe(target, &modules).unwrap().unwrap()
+}
+
+#[test]
+fn no_thread_has_the_name_of_another_string_while_the_heap_is_compacted() {
+    let folder =
+        std::env::temp_dir().join(format!("otelctx-java-compacted-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    if compile_java("java_compacted.java", &folder) {
+        for java in Java::all() {
+            for collector in ["-XX:+UseSerialGC", "-XX:+UseParallelGC", "-XX:+UseG1GC"] {
+                check_compacted(&java, collector, &folder);
+            }
+        }
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+fn check_compacted(java: &Java, collector: &str, folder: &std::path::Path) {
+    const NAME: &str = "real-start-000000";
+    let mut command = java.command();
+    command.args(["-Xmx256m", "-Xms256m", collector]);
+    command.arg("-cp").arg(folder).arg("Compacted");
+    let program = Target::spawn(&mut command);
+    let mut lines = program.lines.iter();
+    let tid = lines.find_map(|line| line.strip_prefix("name ")).unwrap();
+    let tid = tid.parse().unwrap();
+    let process = Process::open(program.pid()).unwrap();
+    let memory = process.memory().unwrap();
+    let target = LiveProcess::new(&process, &memory);
+    let runtime = runtime(&target);
+    let (begun, mut read, mut found) = (Instant::now(), 0, HashMap::<String, u32>::new());
+    while read < COMPACTED_READS || !found.contains_key(NAME) {
+        read += 1;
+        if let Some(name) = runtime.thread_name(&target, tid, None) {
+            *found.entry(name).or_default() += 1;
+        }
+        assert!(begun.elapsed() < HANG_TIMEOUT, "{collector}: {found:?}");
+    }
+    println!("Java {} {collector}: {found:?} in {read} reads", java.name);
+    let names: Vec<_> = found.keys().collect();
+    assert_eq!(names, [NAME], "Java {} {collector}", java.name);
+}
+
 fn check(java: &Java, options: &[&str], folder: &std::path::Path) {
     println!("Java {} {options:?}", java.name);
     let mut command = java.command();
@@ -61,12 +110,11 @@ fn check(java: &Java, options: &[&str], folder: &std::path::Path) {
         .filter_map(|line| line.strip_prefix("name ")?.split_once(' '))
         .map(|(tid, name)| (tid.parse().unwrap(), name))
         .collect();
-    assert_eq!(names.len(), 7, "{:?}", program.lines);
+    assert_eq!(names.len(), 8, "{:?}", program.lines);
     let process = Process::open(program.pid()).unwrap();
     let memory = process.memory().unwrap();
     let target = LiveProcess::new(&process, &memory);
-    let modules = Modules::read(&target, &FileCache::new()).unwrap();
-    let runtime = HotSpot.probe(&target, &modules).unwrap().unwrap();
+    let runtime = runtime(&target);
     let (begun, mut found) = (Instant::now(), HashSet::new());
     for round in 0.. {
         for (tid, name) in &names {
@@ -81,8 +129,10 @@ fn check(java: &Java, options: &[&str], folder: &std::path::Path) {
         let is_late = begun.elapsed() > HANG_TIMEOUT;
         assert!(!is_late, "{} {options:?}: {found:?}", java.name);
     }
-    // No thread of Java, and none at all.
-    for tid in [program.pid(), 1] {
+    let mut lines = program.lines.iter();
+    let main = lines.find_map(|line| line.strip_prefix("main ")).unwrap();
+    // The kernel has the program's name of it; the others are no thread of Java, and none at all.
+    for tid in [main.parse().unwrap(), program.pid(), 1] {
         assert_eq!(runtime.thread_name(&target, tid, None), None);
     }
 }

@@ -22,6 +22,8 @@ pub(crate) struct Threads {
     /// The addresses of the base and of the shift of compressed references, and of compressed addresses of classes.
     pub(crate) narrow: (u64, u64),
     pub(crate) narrow_class: (u64, u64),
+    /// The offset in a class of the layout of its objects, which has four bytes.
+    pub(crate) class_layout: u64,
     pub(crate) z: Vec<ZPointers>,
 }
 
@@ -108,6 +110,7 @@ pub(super) fn threads(find: &Find<'_>) -> Result<Threads, RuntimeError> {
             class("_base", "_narrow_klass._base")?,
             class("_shift", "_narrow_klass._shift")?,
         ),
+        class_layout: find.at("Klass", "_layout_helper")?,
         z: z_pointers(find),
     })
 }
