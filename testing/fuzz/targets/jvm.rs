@@ -24,7 +24,7 @@ const MAX_NAME: usize = 2 * 3 * 512 + 1;
 const MAX_FILE: usize = 3 * 4096;
 
 /// Members of structures: type, name, offset and size. Static ones are at [`START`] and this offset.
-const FIELDS: [(&str, &str, u64, u8); 45] = [
+const FIELDS: [(&str, &str, u64, u8); 46] = [
     ("CodeHeap", "_memory", 0, 8),
     ("CodeHeap", "_segmap", 0x40, 8),
     ("CodeHeap", "_log2_segment_size", 0x80, 4),
@@ -54,6 +54,7 @@ const FIELDS: [(&str, &str, u64, u8); 45] = [
     ("ConstMethod", "_code_size", 22, 2),
     ("ConstMethod", "_name_index", 24, 2),
     ("ConstMethod", "_method_idnum", 26, 2),
+    ("ConstMethod", "_signature_index", 28, 2),
     ("ConstantPool", "_pool_holder", 8, 8),
     ("ConstantPool", "_source_file_name_index", 16, 2),
     ("InstanceKlass", "_constants", 24, 8),

@@ -119,6 +119,7 @@ pub(crate) struct Method {
     pub(crate) id: Field,
     pub(crate) code_size: Field,
     pub(crate) name: Field,
+    pub(crate) signature: Field,
     pub(crate) flags: Field,
     /// Size of a method's `ConstMethod` with all that follows it, in words.
     pub(crate) const_method_words: Field,
@@ -380,6 +381,7 @@ fn method(find: &Find<'_>) -> Result<Method, RuntimeError> {
         id: of("_method_idnum")?,
         code_size: of("_code_size")?,
         name: of("_name_index")?,
+        signature: of("_signature_index")?,
         flags: of("_flags").or_else(|_| of("_flags._flags"))?,
         const_method_words: of("_constMethod_size")?,
         const_method_size: find.size("ConstMethod")?,

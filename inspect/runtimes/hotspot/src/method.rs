@@ -4,9 +4,12 @@ use otelctx_reader::remote::{Memory, MemoryError};
 
 use crate::layout::{Layout, Object};
 use crate::record::MethodIdentity;
+use crate::tables::Field;
 
-/// A flag of a method in a class file: its body is native code.
+/// Flags of a method in a class file: its body is native code, or no other method overrides it.
 const NATIVE: u64 = 0x100;
+const PRIVATE: u64 = 0x2;
+const STATIC: u64 = 0x8;
 /// Bytes read behind a `ConstMethod`: the bytecode of most methods, and their lines.
 const CODE_SIZE: u64 = 256;
 /// Bytes read of a `ConstantPool`: a few members.
@@ -17,6 +20,8 @@ const CONSTANTS_SIZE: u64 = 64;
 pub(crate) struct Method {
     pub(crate) address: u64,
     pub(crate) is_native: bool,
+    /// It is called by the receiver's class, unless it initializes objects.
+    is_virtual: bool,
     pub(crate) constant: Object,
     /// Its class, as far as it is needed, and the constants of that.
     pub(crate) class: Object,
@@ -30,7 +35,7 @@ impl Method {
     pub(crate) fn read(memory: &dyn Memory, layout: &Layout, address: u64) -> Option<Self> {
         let of = &layout.method;
         let method = Object::read(memory, address, of.size).ok()?;
-        let is_native = method.int(of.access) & NATIVE != 0;
+        let access = method.int(of.access);
         let constant = method.word(of.const_method);
         let constant = Object::read(memory, constant, of.const_method_size + CODE_SIZE)
             .or_else(|_| Object::read(memory, constant, of.const_method_size))
@@ -46,7 +51,8 @@ impl Method {
         let code = (start, start.wrapping_add(constant.int(of.code_size)));
         Some(Self {
             address,
-            is_native,
+            is_native: access & NATIVE != 0,
+            is_virtual: access & (PRIVATE | STATIC) == 0,
             constant,
             class,
             constants,
@@ -54,10 +60,20 @@ impl Method {
         })
     }
 
-    /// The address of its name: there is one of each text.
-    pub(crate) fn name(&self, memory: &dyn Memory, layout: &Layout) -> Result<u64, MemoryError> {
-        let index = self.constant.int(layout.method.name);
-        memory.read_u64(layout.constant_at(self.constants.address, index))
+    /// What it has in common with methods that override it, or that it overrides: the addresses of its name and signature. There is one
+    /// of each text. `None` if there are no such methods.
+    pub(crate) fn overridden(&self, memory: &dyn Memory, layout: &Layout) -> Option<[u64; 2]> {
+        let of = &layout.method;
+        let symbol = |index: Field| {
+            let index = self.constant.int(index);
+            let place = layout.constant_at(self.constants.address, index);
+            memory.read_u64(place).ok()
+        };
+        let name = symbol(of.name).filter(|_| self.is_virtual)?;
+        let first = memory.read_u8(name.wrapping_add(of.symbol_body)).ok()?;
+        // `<init>` and `<clinit>`
+        let both = [name, symbol(of.signature)?];
+        (first != b'<').then_some(both)
     }
 
     /// The position in the bytecode of an address of it, in bytes.

@@ -37,7 +37,7 @@ pub(crate) const RBP: u8 = 6;
 const R13: u8 = 13;
 
 /// Fields of the tables: type, name, offset and size. Static ones are at [`STATICS`] and this offset.
-const FIELDS: [(&str, &str, u64, u8); 45] = [
+const FIELDS: [(&str, &str, u64, u8); 46] = [
     ("CodeHeap", "_memory", 0, 8),
     ("CodeHeap", "_segmap", 0x40, 8),
     ("CodeHeap", "_log2_segment_size", 0x80, 4),
@@ -67,6 +67,7 @@ const FIELDS: [(&str, &str, u64, u8); 45] = [
     ("ConstMethod", "_code_size", 22, 2),
     ("ConstMethod", "_name_index", 24, 2),
     ("ConstMethod", "_method_idnum", 26, 2),
+    ("ConstMethod", "_signature_index", 28, 2),
     ("ConstantPool", "_pool_holder", 8, 8),
     ("ConstantPool", "_source_file_name_index", 16, 2),
     ("InstanceKlass", "_constants", 24, 8),
@@ -181,13 +182,17 @@ impl Machine {
         let halves = [1_u16, 8, 1, 3];
         let halves = halves.iter().flat_map(|half| half.to_ne_bytes());
         self.put(constant + 20, &halves.collect::<Vec<u8>>());
-        self.put(constant + 28, &[0; 12]);
+        self.put(constant + 28, &[3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         // Position 0 is line 7, 2 is line 8, 5 is line 9; then the end.
         self.put(constant + 40, &[7, 2 << 3 | 1, 3 << 3 | 1, 0]);
         self.put(constant + 44, &[0; 20]);
-        self.put_u64(pool, &[0, class, 2, 0, 0, at + 0x400, at + 0x500, 0]);
+        self.put_u64(
+            pool,
+            &[0, class, 2, 0, 0, at + 0x400, at + 0x500, at + 0x480],
+        );
         self.put_u64(class, &[0, at + 0x600, 0, pool, 0, 0, 0, 0]);
         self.put_symbol(at + 0x400, name);
+        self.put_symbol(at + 0x480, "()V");
         self.put_symbol(at + 0x500, "Cart.java");
         self.put_symbol(at + 0x600, "shop/Cart");
     }

@@ -327,7 +327,9 @@ impl Step<'_> {
             // It has been compiled again.
             _ if blob.kind == called.kind && methods[0] == methods[1] => Some(Call::This),
             // The code of another class's method passes on calls of this class's, until a call by class replaces them.
-            Kind::Method | Kind::Native if self.have_one_name(methods) => Some(Call::Dispatch),
+            Kind::Method | Kind::Native if self.override_each_other(methods) => {
+                Some(Call::Dispatch)
+            }
             // Calls through method handles are passed on by code that has the kind of native methods.
             Kind::Native => None,
             // The caller's own code passes the call on, or a stub that finds what is called: so does each call while garbage is
@@ -342,14 +344,13 @@ impl Step<'_> {
         })
     }
 
-    /// Returns whether methods have the same name, as methods that override each other.
-    fn have_one_name(&self, methods: [u64; 2]) -> bool {
+    /// Returns whether methods have the same name and signature, as methods that override each other.
+    fn override_each_other(&self, methods: [u64; 2]) -> bool {
         let layout = &self.of.layout;
-        let name = |method: u64| {
-            let method = Method::read(self.memory, layout, method)?;
-            method.name(self.memory, layout).ok()
+        let overridden = |method: u64| {
+            Method::read(self.memory, layout, method)?.overridden(self.memory, layout)
         };
-        let [first, second] = methods.map(name);
+        let [first, second] = methods.map(overridden);
         first.is_some() && first == second
     }
 

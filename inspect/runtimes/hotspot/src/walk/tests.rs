@@ -133,19 +133,28 @@ fn a_word_beside_a_frame_is_no_return_address_of_another_call() {
     let frame = registers(BLOB_CODE + 0x40, 0);
     let expected = (RETURN + 0x20, Some(STACK + 48), Some(7));
     assert_eq!(caller(&machine, &frame), expected);
-    // A method that has the same name may be overridden by this one: the call is passed on.
+    // A method that has the same name and signature may be overridden by this one: the call is passed on. No method overrides
+    // private and static ones, and those that initialize objects.
     const OTHER: u64 = METADATA + 0x2000;
-    let mut other = Vec::new();
-    for name in ["price", "total"] {
-        machine.put_method(OTHER, name);
-        machine.put_u64(STUB + 64, &[OTHER]);
-        if name == "total" {
-            machine.put_u64(OTHER + 0x228, &[METADATA + 0x400]);
-        }
-        other.push(caller(&machine, &frame));
-    }
+    const NAME_AND_SIGNATURE: [u64; 2] = [METADATA + 0x400, METADATA + 0x480];
     let called = (RETURN, Some(STACK + 32), Some(3));
-    assert_eq!(other, [expected, called]);
+    machine.put_method(OTHER, "price");
+    machine.put_u64(STUB + 64, &[OTHER]);
+    for (symbols, text, access, expected) in [
+        ([OTHER + 0x400, NAME_AND_SIGNATURE[1]], b't', 1, expected),
+        ([NAME_AND_SIGNATURE[0], OTHER + 0x480], b't', 1, expected),
+        (NAME_AND_SIGNATURE, b't', 1, called),
+        (NAME_AND_SIGNATURE, b't', 0x101, called),
+        (NAME_AND_SIGNATURE, b't', 3, expected),
+        (NAME_AND_SIGNATURE, b't', 9, expected),
+        (NAME_AND_SIGNATURE, b'<', 1, expected),
+    ] {
+        machine.put_u64(OTHER + 0x228, &symbols[..1]);
+        machine.put_u64(OTHER + 0x238, &symbols[1..]);
+        machine.put(METADATA + 0x402, &[text]);
+        machine.put_u64(OTHER + 16, &[access]);
+        assert_eq!(caller(&machine, &frame), expected, "{symbols:x?} {access}");
+    }
     // So is a call through an adapter, or through a stub while the call changes.
     const NAME: u64 = 0x11_0100;
     machine.put_u64(STUB, &[NAME]);
