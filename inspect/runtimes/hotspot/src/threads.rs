@@ -9,14 +9,16 @@ use crate::layout::{Layout, ThreadList, Threads};
 
 /// Maximum number of threads that are read.
 const MAX_THREADS: usize = 16 << 10;
+/// Number of the newest threads whose IDs are read again: those that end soon leave their addresses to the next ones.
+const NEWEST: usize = 8;
 /// Number of bytes of a thread's name that the kernel keeps.
 const KERNEL_NAME: usize = 15;
 
 /// The threads as they were read last.
 #[derive(Debug, Default)]
 pub(crate) struct KnownThreads {
-    /// The addresses of all threads.
-    all: Vec<u64>,
+    /// The addresses of all threads, the oldest first, with their IDs.
+    all: Vec<(u64, Option<i32>)>,
     /// By the threads' IDs in the process's PID namespace.
     by_id: HashMap<i32, u64>,
     objects: Option<Objects>,
@@ -66,19 +68,35 @@ impl KnownThreads {
             return Some(*thread);
         }
         let all = threads(memory, &of.list)?;
-        if all != self.all {
-            let ids = all
-                .iter()
-                .map(|thread| (id_of(memory, of, *thread), *thread));
-            self.by_id = ids.filter_map(|(id, thread)| Some((id?, thread))).collect();
-            self.all = all;
-        }
+        self.update(memory, of, &all);
         let thread = self.by_id.get(&id).copied();
         thread.filter(|thread| id_of(memory, of, *thread) == Some(id))
     }
+
+    /// Reads the IDs of the threads that are new. A new one is behind all that are there, so that one out of their order has the
+    /// address of one that has ended.
+    fn update(&mut self, memory: &dyn Memory, of: &Threads, all: &[u64]) {
+        let known = self.all.iter().enumerate();
+        let places: HashMap<u64, usize> = known.map(|(place, it)| (it.0, place)).collect();
+        let newest = all.len().saturating_sub(NEWEST);
+        let mut next = 0;
+        let new = all.iter().enumerate().map(|(index, thread)| {
+            let place = places.get(thread).copied();
+            match place.filter(|place| *place >= next && index < newest) {
+                Some(place) => {
+                    next = place + 1;
+                    self.all[place]
+                }
+                None => (*thread, id_of(memory, of, *thread)),
+            }
+        });
+        self.all = new.collect();
+        let ids = self.all.iter();
+        self.by_id = ids.filter_map(|it| Some((it.1?, it.0))).collect();
+    }
 }
 
-/// Reads the addresses of all threads.
+/// Reads the addresses of all threads, the oldest first.
 fn threads(memory: &dyn Memory, list: &ThreadList) -> Option<Vec<u64>> {
     match *list {
         ThreadList::Array {
@@ -100,6 +118,7 @@ fn threads(memory: &dyn Memory, list: &ThreadList) -> Option<Vec<u64>> {
                 all.push(thread);
                 thread = memory.read_u64(thread.wrapping_add(next)).ok()?;
             }
+            all.reverse();
             Some(all)
         }
     }
@@ -186,12 +205,83 @@ mod tests {
         let mut known = KnownThreads::default();
         assert_eq!(known.find(&memory, &list, 9), Some(0x3000));
         assert_eq!(known.find(&memory, &list, 8), None);
-        // The list is the same, so that threads are not read again; but each has to have its ID still.
+        // Each has to have its ID still, also where the list is the same.
         memory.map_u64(0x3100, &[8 << 32]);
         assert_eq!(known.find(&memory, &list, 9), None);
-        memory.map_u64(LIST, &[LIST + 8, 1 << 32, LIST + 32, 0, 0x3000]);
         assert_eq!(known.find(&memory, &list, 8), Some(0x3000));
+        memory.map_u64(LIST, &[LIST + 8, 1 << 32, LIST + 32, 0, 0x3000]);
+        memory.map_u64(0x3100, &[5 << 32]);
+        assert_eq!(known.find(&memory, &list, 5), Some(0x3000));
         assert_eq!(known.find(&memory, &list, 7), None);
+    }
+
+    /// Threads with these addresses and IDs, the oldest first.
+    fn listed(is_linked: bool, threads: &[(u64, u64)]) -> CountedMemory<Image> {
+        const LIST: u64 = 0x1000;
+        let mut memory = Image::new();
+        let mut next = 0;
+        for (thread, id) in threads {
+            memory.map_u64(*thread, &[next, thread + 16, id << 32]);
+            next = *thread;
+        }
+        if is_linked {
+            memory.map_u64(LIST, &[next]);
+        } else {
+            let length = (threads.len() as u64) << 32;
+            let addresses: Vec<u64> = threads.iter().map(|it| it.0).collect();
+            memory
+                .map_u64(LIST, &[LIST + 8, length, LIST + 24])
+                .map_u64(LIST + 24, &addresses);
+        }
+        CountedMemory::new(memory)
+    }
+
+    #[test]
+    fn a_new_thread_of_many_is_found_with_few_reads() {
+        const MANY: usize = 5_000;
+        let array = of(ThreadList::Array {
+            list: 0x1000,
+            length: 4,
+            threads: 8,
+        });
+        let linked = of(ThreadList::Linked {
+            first: 0x1000,
+            next: 0,
+        });
+        let thread = |number: u64| (0x100_0000 + 0x100 * number, number);
+        for (of, is_linked) in [(array, false), (linked, true)] {
+            let mut known = KnownThreads::default();
+            let mut threads: Vec<_> = (1..=MANY as u64).map(thread).collect();
+            let mut find = |threads: &[(u64, u64)], id: i32| {
+                let memory = listed(is_linked, threads);
+                let of_list = if is_linked { threads.len() + 1 } else { 4 };
+                let found = known.find(&memory, &of, id);
+                (found, memory.take_reads().checked_sub(of_list))
+            };
+            // Each ID takes two reads, and so does its check.
+            let (first, _) = threads[0];
+            let all = Some(2 * MANY + 2);
+            assert_eq!(find(&threads, 1), (Some(first), all));
+            let few = Some(2 * NEWEST + 2);
+            threads.push(thread(6_000));
+            let (last, _) = thread(6_000);
+            assert_eq!(find(&threads, 6_000), (Some(last), few));
+            // It has the address of one that has ended, and others are newer; or those follow each other as the newest one.
+            let (old, _) = threads.remove(70);
+            threads.push((old, 7_000));
+            threads.extend((6_001..).take(NEWEST).map(thread));
+            let few_and_one = few.map(|few| few + 2);
+            assert_eq!(find(&threads, 7_000), (Some(old), few_and_one));
+            let (newest, ended) = threads.pop().unwrap();
+            threads.push((newest, 8_000));
+            assert_eq!(find(&threads, 8_000), (Some(newest), few));
+            // Those that were known already are still found; one that has ended is not.
+            for id in [1, 2_500, 5_000] {
+                let found = find(&threads, id);
+                assert_eq!(found.0, Some(thread(id as u64).0), "{id}");
+            }
+            assert_eq!(find(&threads, ended as i32).0, None);
+        }
     }
 
     #[test]
