@@ -85,6 +85,10 @@ impl MethodNames {
         Ok(Self { name, class, lines })
     }
 
+    pub(crate) fn class(&self) -> &Arc<ClassNames> {
+        &self.class
+    }
+
     /// Its memory, in bytes, without its class's.
     pub(crate) fn memory(&self) -> usize {
         size_of::<Self>() + self.name.len() + size_of_val(&*self.lines)

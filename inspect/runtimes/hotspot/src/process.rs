@@ -38,25 +38,50 @@ pub(crate) struct HotSpotProcess {
     limit: ReadLimit,
 }
 
+/// The address of a method, and what distinguishes it from others.
+type MethodKey = (u64, MethodIdentity);
+/// The address of a class, and its number.
+type ClassKey = (u64, u64);
+
 /// What was named before, by what identifies it.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     frames: HashMap<Record, Arc<[Frame]>>,
-    methods: HashMap<(u64, MethodIdentity), Arc<MethodNames>>,
-    /// By the addresses of classes and their numbers.
-    classes: HashMap<(u64, u64), Arc<ClassNames>>,
+    methods: HashMap<MethodKey, Arc<MethodNames>>,
+    classes: HashMap<ClassKey, Arc<ClassNames>>,
     pub(crate) memory: KeptMemory,
 }
 
 impl Known {
     /// Makes room for an entry that refers to memory of this size. Returns false if that is too much.
     fn reserve(&mut self, memory: usize) -> bool {
+        self.reserve_with(memory, 0)
+    }
+
+    /// The same, where the entry also needs this memory if all other ones are dropped for it.
+    fn reserve_with(&mut self, memory: usize, if_alone: usize) -> bool {
         let memory = memory.saturating_add(ENTRY);
         if self.memory.add(memory) {
             return true;
         }
         *self = Self::default();
-        self.memory.add(memory)
+        self.memory.add(memory.saturating_add(if_alone))
+    }
+
+    /// Keeps the names of a method, and those of its class, to which they refer: both or neither.
+    fn keep(&mut self, key: MethodKey, names: Arc<MethodNames>, class_key: ClassKey) {
+        let class = names.class();
+        let of_class = class.memory() + ENTRY;
+        // Another thread may have read them, too.
+        let known = self.classes.get(&class_key);
+        let is_kept = match known.is_some_and(|known| Arc::ptr_eq(known, class)) {
+            true => self.reserve_with(names.memory(), of_class),
+            false => self.reserve(names.memory().saturating_add(of_class)),
+        };
+        if is_kept {
+            self.classes.insert(class_key, class.clone());
+            self.methods.insert(key, names);
+        }
     }
 }
 
@@ -149,7 +174,7 @@ impl HotSpotProcess {
             Some(class) => class,
             None => Arc::new(ClassNames::read(memory, layout, &method).ok()?),
         };
-        let names = MethodNames::read(memory, layout, &method, class.clone()).ok()?;
+        let names = MethodNames::read(memory, layout, &method, class).ok()?;
         // Its memory may have become another method's meanwhile.
         if method.identity_now(memory, layout, class_number).ok()? != before {
             return None;
@@ -157,13 +182,7 @@ impl HotSpotProcess {
         let names = Arc::new(names);
         // Without numbers of classes, they are not found again.
         if class_number.is_some() {
-            let mut known = self.known();
-            if !known.classes.contains_key(&class_key) && known.reserve(class.memory()) {
-                known.classes.insert(class_key, class);
-            }
-            if known.reserve(names.memory()) {
-                known.methods.insert(key, names.clone());
-            }
+            self.known().keep(key, names.clone(), class_key);
         }
         Some(names)
     }
@@ -313,7 +332,7 @@ fn memory_of(frame: &NamedFrame) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::{BLOB_CODE, CALL_STUB_RETURN, STACK, machine, process, registers};
+    use crate::tests::{BLOB_CODE, CALL_STUB_RETURN, METADATA, STACK, machine, process, registers};
 
     #[test]
     fn methods_have_no_names_while_too_much_was_read() {
@@ -332,6 +351,49 @@ mod tests {
             ..process
         };
         assert_eq!(process.frames(&machine.0, 0, &record).len(), 2);
+    }
+
+    #[test]
+    fn the_names_of_a_method_are_kept_with_those_of_its_class() {
+        let mut machine = machine();
+        // The second method has the first one's class.
+        let [first, second] = [METADATA, METADATA + 0x1000];
+        machine.put_u64(second + 0x108, &[first + 0x200]);
+        machine.put_u64(first + 0x328, &[5 << 16]);
+        let process = process(&machine);
+        let code = HotSpotCode {
+            class_number: Some(0x28),
+            ..(*process.code(&machine.0).unwrap()).clone()
+        };
+        let kept = |address: u64, classes: usize, methods: usize| {
+            let names = process.method(&machine.0, &code, address, None).unwrap();
+            let known = process.known();
+            assert_eq!(
+                (known.classes.len(), known.methods.len()),
+                (classes, methods)
+            );
+            let class = known.classes.values().next().unwrap();
+            assert!(Arc::ptr_eq(class, names.class()));
+            (ENTRY + names.memory(), ENTRY + class.memory())
+        };
+        let size = || process.known().memory.size();
+        let (of_first, of_class) = kept(first, 1, 1);
+        assert_eq!(size(), of_first + of_class);
+        let (of_second, _) = kept(second, 1, 2);
+        assert_eq!(size(), of_first + of_second + of_class);
+        // There is no room for one more: all others are dropped, its class included, which it needs.
+        process.known().methods.remove(&(
+            first,
+            MethodIdentity {
+                class: 5,
+                number: 3,
+            },
+        ));
+        let room = (8 << 20) - size() - ENTRY;
+        assert!(process.known().reserve(room));
+        assert_eq!(size(), 8 << 20);
+        assert_eq!(kept(first, 1, 1), (of_first, of_class));
+        assert_eq!(size(), of_first + of_class);
     }
 
     #[test]
