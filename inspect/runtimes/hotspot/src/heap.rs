@@ -9,7 +9,7 @@ use otelctx_reader::remote::Memory;
 use crate::fields::fields;
 use crate::layout::{Layout, Threads, ZPointers};
 
-/// Maximum number of bytes of a text that are read.
+/// Maximum size of a text, in bytes as it is in memory: one or two for each character.
 const MAX_TEXT: u32 = 512;
 /// Compact headers have the number of the class in the highest bits of their only word (`markWord::klass_shift`).
 const COMPACT_HEADER: u64 = 8;
@@ -164,7 +164,7 @@ impl Objects {
         (raw != 0).then_some(Reference { raw, object })
     }
 
-    /// Reads the text of a string, at most [`MAX_TEXT`] bytes. `None` if there is no string with an array, or it was moved.
+    /// Reads the text of a string. `None` if there is no string with an array, it is longer than [`MAX_TEXT`], or it was moved.
     pub(crate) fn text(
         &self,
         memory: &dyn Memory,
@@ -194,7 +194,7 @@ impl Objects {
         };
         let length = memory.read_u32(value.object.wrapping_add(self.header));
         let of_char = if self.coder.is_none() { 2 } else { 1 };
-        let bytes = length.ok()?.saturating_mul(of_char).min(MAX_TEXT);
+        let bytes = length.ok()?.saturating_mul(of_char);
         let elements = value.object.wrapping_add(self.elements);
         let bytes = memory.read_vec(elements, bytes.into(), MAX_TEXT as usize);
         let text = decode(&bytes.ok()?, is_latin);
@@ -231,7 +231,10 @@ fn decode(bytes: &[u8], is_latin: bool) -> String {
 
 #[cfg(test)]
 mod tests {
+    use otelctx_reader::remote::memory::Image;
+
     use super::*;
+    use crate::layout::{ClassFields, ThreadList};
 
     #[test]
     fn references_of_zgc_lead_to_objects_in_each_phase() {
@@ -255,6 +258,74 @@ mod tests {
         assert_eq!(decode(pointers, raw(12)), Some(0x4000_1230));
         assert_eq!(decode(pointers, 0x4000 << 16), None);
         assert_eq!(decode(pointers, 0), None);
+    }
+
+    /// Where a string is in memory, its array, and their classes.
+    const STRING: u64 = 0x1000;
+    const ARRAY: u64 = 0x2000;
+    const STRING_CLASS: u64 = 0x3000;
+    const ARRAY_CLASS: u64 = 0x4000;
+
+    /// Reads the text of a string whose array has this length and these bytes, in a class with this layout.
+    fn text(coder: Option<u8>, length: u32, bytes: &[u8], layout: u64) -> Option<String> {
+        let objects = Objects {
+            string_class: STRING_CLASS,
+            header: WIDE_HEADER,
+            elements: 24,
+            is_narrow: false,
+            name: 0,
+            value: 16,
+            coder: coder.map(|_| 24),
+        };
+        let of = Threads {
+            list: ThreadList::Linked { first: 0, next: 0 },
+            system_thread: 0,
+            id: 0,
+            object: 0,
+            has_handle: false,
+            thread_class: 0,
+            string_class: 0,
+            fields: ClassFields::Stream { fields: 0 },
+            narrow: (0, 0),
+            narrow_class: (0, 0),
+            class_layout: 8,
+            z: Vec::new(),
+        };
+        let mut memory = Image::new();
+        memory
+            .map_u64(STRING, &[1, STRING_CLASS, ARRAY, coder.unwrap_or(9).into()])
+            .map_u64(ARRAY, &[1, ARRAY_CLASS, length.into()])
+            .map(ARRAY + 24, bytes)
+            .map_u64(ARRAY_CLASS, &[0, layout]);
+        objects.text(&memory, &of, Colors::None, STRING)
+    }
+
+    #[test]
+    fn a_text_is_in_an_array_of_its_kind_and_size() {
+        // As the virtual machine describes arrays whose first element is at 24.
+        const OF_BYTES: u64 = 0xc018_0800;
+        const OF_CHARS: u64 = 0xc018_0501;
+        let short = |coder, length, layout| text(coder, length, b"m\0a\0i\0n\0", layout);
+        assert_eq!(short(Some(1), 8, OF_BYTES).unwrap(), "main");
+        assert_eq!(short(Some(0), 1, OF_BYTES).unwrap(), "m");
+        assert_eq!(short(None, 4, OF_CHARS).unwrap(), "main");
+        for (coder, layout) in [
+            (Some(1), OF_CHARS),
+            (None, OF_BYTES),
+            // Of references, and with another first element.
+            (Some(1), 0x8018_0c02),
+            (Some(1), 0xc010_0800),
+            (Some(2), OF_BYTES),
+        ] {
+            assert_eq!(short(coder, 4, layout), None, "{coder:?} {layout:x}");
+        }
+        let long = |coder, length, layout| text(coder, length, &[b'a'; 1024], layout);
+        assert_eq!(long(Some(0), 512, OF_BYTES).unwrap().len(), 512);
+        assert_eq!(long(Some(0), 513, OF_BYTES), None);
+        assert!(long(None, 256, OF_CHARS).is_some());
+        for length in [257, u32::MAX] {
+            assert_eq!(long(None, length, OF_CHARS), None);
+        }
     }
 
     #[test]
