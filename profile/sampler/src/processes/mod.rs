@@ -484,7 +484,7 @@ impl Processes {
             process: tracked_process,
             data,
         } = &mut *tracked;
-        let name = data.thread_names.get(seen.tid, || {
+        let name = data.thread_names.get(seen.tid, seen.comm, || {
             runtimes::thread_name(tracked_process, seen.tid, &seen.runtimes)
         });
         // While it executes another program, its name is already that one's.
