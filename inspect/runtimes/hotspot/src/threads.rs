@@ -9,7 +9,7 @@ use crate::layout::{Layout, ThreadList, Threads};
 
 /// Maximum number of threads that are read.
 const MAX_THREADS: usize = 16 << 10;
-/// Number of the newest threads whose IDs are read again: those that end soon leave their addresses to the next ones.
+/// Number of the newest threads whose IDs are read again: a thread that ends soon leaves its address to the next one.
 const NEWEST: usize = 8;
 /// Number of bytes of a thread's name that the kernel keeps.
 const KERNEL_NAME: usize = 15;
@@ -275,7 +275,7 @@ mod tests {
             let (newest, ended) = threads.pop().unwrap();
             threads.push((newest, 8_000));
             assert_eq!(find(&threads, 8_000), (Some(newest), few));
-            // Those that were known already are still found; one that has ended is not.
+            // Threads known before are still found; one that has ended is not.
             for id in [1, 2_500, 5_000] {
                 let found = find(&threads, id);
                 assert_eq!(found.0, Some(thread(id as u64).0), "{id}");

@@ -134,7 +134,7 @@ fn a_word_beside_a_frame_is_no_return_address_of_another_call() {
     let expected = (RETURN + 0x20, Some(STACK + 48), Some(7));
     assert_eq!(caller(&machine, &frame), expected);
     // A method that has the same name and signature may be overridden by this one: the call is passed on. No method overrides
-    // private and static ones, and those that initialize objects.
+    // private and static ones, and `<init>`.
     const OTHER: u64 = METADATA + 0x2000;
     const NAME_AND_SIGNATURE: [u64; 2] = [METADATA + 0x400, METADATA + 0x480];
     let called = (RETURN, Some(STACK + 32), Some(3));
