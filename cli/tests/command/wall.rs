@@ -357,6 +357,49 @@ fn samples_are_selected_by_kind() {
     assert_eq!(waits("running"), Value::Null);
 }
 
+/// Files are the same that a report of the recording writes.
+#[test]
+fn files_of_a_recording_have_the_selected_kinds_together() {
+    if !can_sample_waits("files-of-kinds") {
+        return;
+    }
+    let (busy, waiting) = (Target::start("busy"), Target::start("waiting"));
+    let scratch = Scratch::new("waits-files-of-kinds");
+    let path = |name: &str| scratch.path(name);
+    let pids = [busy.pid(), waiting.pid()].map(|pid| pid.to_string());
+    let kinds = ["--kind", "running", "--kind", "waiting"];
+    let files = |names: [&str; 2]| names.map(|name| format!("-o{}", path(name)));
+    let [graph, stacks] = files(["a.svg", "a.folded"]);
+    let recording = path("a.otlp");
+    given_time(|seconds| {
+        let mut arguments = vec!["record", "-d", seconds, "-p", &pids[0], "-p", &pids[1]];
+        arguments.extend(["-o", &recording, &graph, &stacks]);
+        arguments.extend(kinds);
+        otelctx(&arguments).expect(0);
+        let json = otelctx(&[&["report", "--json", &recording], &kinds[..]].concat());
+        let json = json.expect(0).json();
+        let times = ["running_ns", "waiting_ns"].map(|name| number(&json[name]));
+        if times.contains(&0) {
+            Err(json)
+        } else {
+            Ok(())
+        }
+    });
+    let [other_graph, other_stacks] = files(["b.svg", "b.folded"]);
+    let report = ["report", &recording, &other_graph, &other_stacks];
+    otelctx(&[&report, &kinds[..]].concat()).expect(0);
+    let content = |name| std::fs::read_to_string(path(name)).unwrap();
+    assert_eq!(content("a.folded"), content("b.folded"));
+    let boxes = |name| {
+        let content = content(name);
+        let lines = content
+            .lines()
+            .filter(|it| it.contains("class=\"box ") || it.contains("class=\"title\""));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(boxes("a.svg"), boxes("b.svg"));
+}
+
 /// Samples of waits are in none of the counters.
 #[test]
 fn samples_on_a_cpu_are_counted_alone() {

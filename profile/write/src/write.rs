@@ -27,6 +27,7 @@ use otelctx_sample::format::process_context::Value;
 use otelctx_sample::{Event, OffCpuState, ProcessFacts, Sample};
 
 use crate::attributes::{SERVICE_NAME, UNKNOWN_SERVICE};
+use crate::report::TimeKind;
 use crate::view::Spans;
 use crate::{Error, Group, Place, Profile, file};
 
@@ -180,9 +181,10 @@ pub struct Options {
     pub spans: Option<Arc<Spans>>,
     /// True for waits without a context, too, in folded stacks and speedscope's files.
     pub with_idle: bool,
-    /// True for folded stacks of all kinds of time, in microseconds. Otherwise, they have numbers of
-    /// samples on a CPU, or where there are none, microseconds of other time.
-    pub with_all_kinds: bool,
+    /// The kinds of time that flame graphs and folded stacks show, if not all samples are of one: several
+    /// together, folded stacks then in microseconds. Without any, they show time on a CPU, folded stacks as
+    /// numbers of samples; or where there is none, other time.
+    pub kinds: Vec<TimeKind>,
     /// What pprof says of frames.
     pub(crate) frame_rules: FrameRules,
     /// Name of the machine that was recorded, which Parquet has where the resource has no `host.name`.

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::profiles::v1development::{self as proto, ProfilesData};
 use otelctx_profile::report::{Cost, KindCosts, Report, ReportOptions, Selection, TimeKind};
-use otelctx_profile::{Format, Input, Options, Profile, load, rules};
+use otelctx_profile::sample::{Event, OffCpuState};
+use otelctx_profile::{Format, Input, NoSymbols, Options, Profile, load, rules};
 use prost::Message;
 
 use waiting::{LOCK, MS, PERIOD, POLL, READ, profile, written};
@@ -399,6 +400,52 @@ fn a_flame_graph_of_waits_ends_in_their_reasons() {
     ] {
         let svg = String::from_utf8(written(&profile, Format::FlameGraph)).unwrap();
         assert!(svg.contains(&format!(">shop: {title}</text>")), "{svg}");
+    }
+}
+
+/// A recorder's files show the kinds that it kept as files of a report that selects the same kinds.
+#[test]
+fn flame_graphs_and_folded_stacks_of_a_recorder_have_the_selected_kinds_together() {
+    use TimeKind::{Queued, Running, Waiting};
+    let title = |svg: &str| {
+        svg.split("class=\"title\"")
+            .nth(1)
+            .map(|it| it.split('<').next().unwrap().to_owned())
+    };
+    for kinds in [
+        &[][..],
+        &[Running],
+        &[Waiting],
+        &[Running, Waiting],
+        &[Queued, Waiting],
+        &[Running, Queued, Waiting],
+    ] {
+        let mut recording = waiting::recording();
+        recording.samples.retain(|sample| {
+            let kind = match sample.event {
+                Event::OffCpu(off) if off.state == OffCpuState::Queued => Queued,
+                Event::OffCpu(_) => Waiting,
+                _ => Running,
+            };
+            kinds.is_empty() || kinds.contains(&kind)
+        });
+        let mut options = Options::default();
+        options.kinds = kinds.to_vec();
+        let kept = Profile::new(recording, &mut NoSymbols);
+        let written = |format| {
+            let mut bytes = Vec::new();
+            kept.write(format, &options, &mut bytes).unwrap();
+            String::from_utf8(bytes).unwrap()
+        };
+        let folded = converted(&profile(), kinds, Format::Folded);
+        assert_eq!(written(Format::Folded), folded, "{kinds:?}");
+        let (svg, expected) = (
+            written(Format::FlameGraph),
+            converted(&profile(), kinds, Format::FlameGraph),
+        );
+        assert_eq!(title(&svg), title(&expected), "{kinds:?}");
+        assert!(title(&svg).is_some(), "{svg}");
+        assert_eq!(boxes(&svg), boxes(&expected), "{kinds:?}");
     }
 }
 

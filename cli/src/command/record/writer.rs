@@ -100,6 +100,7 @@ impl<'a> Writer<'a> {
             let outputs = self.outputs.get_or_insert_with(|| {
                 let mut options = Options::default();
                 options.by = output::root(&arguments.by, &profile);
+                options.kinds.clone_from(&arguments.filter.kinds);
                 options
                     .attribute_prefix
                     .clone_from(&arguments.attribute_prefix);

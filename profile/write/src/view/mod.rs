@@ -174,7 +174,7 @@ pub fn converted(
         let mut options = options.clone();
         // What is not selected is not there.
         options.with_idle = true;
-        options.with_all_kinds = selection.kinds.len() > 1;
+        options.kinds.clone_from(&selection.kinds);
         // Without an attribute, nothing is at the root for it.
         options
             .by
@@ -198,6 +198,8 @@ fn drawn(drawing: &mut Drawing, tables: &Tables, options: &Options) -> (Vec<bool
 #[derive(Debug)]
 pub(crate) struct FlameGraph {
     options: Options,
+    /// The kinds of time that are drawn.
+    selection: Selection,
     graphs: Graphs,
     /// The reason why a part could not be added.
     problem: Option<String>,
@@ -208,6 +210,10 @@ impl FlameGraph {
     pub(crate) fn new(options: &Options) -> Self {
         Self {
             options: options.clone(),
+            selection: Selection {
+                kinds: options.kinds.clone(),
+                ..Selection::default()
+            },
             graphs: Graphs::new(),
             problem: None,
         }
@@ -217,10 +223,9 @@ impl FlameGraph {
     pub(crate) fn add(&mut self, content: Result<&[u8], &String>) {
         // Nothing is kept of a part but its sums.
         let mut tables = Tables::default();
-        let selection = Selection::default();
-        let mut drawing = Drawing::new(&self.options.by, &selection);
+        let mut drawing = Drawing::new(&self.options.by, &self.selection);
         let read = content.map_err(String::clone).and_then(|content| {
-            let mut selecting = Selecting::new(&selection, &mut drawing);
+            let mut selecting = Selecting::new(&self.selection, &mut drawing);
             messages::read(content, &mut tables, &mut selecting)
         });
         let (plumbing, wanted) = (
@@ -248,7 +253,7 @@ impl FlameGraph {
         let facts = Facts {
             by: self.options.by.clone(),
             wanted: vec![true; self.options.by.len()],
-            kinds: Kinds::of(&[], is_other),
+            kinds: Kinds::of(&self.selection.kinds, is_other),
             period,
             time: Some((clock.duration(), Some(clock.unix(clock.start)))),
         };

@@ -207,10 +207,11 @@ impl Aggregate {
 
 impl Stacks {
     fn add(&mut self, part: &Profile, options: &Options) {
+        let joins_kinds = options.kinds.len() > 1;
         for stack in folded::stacks(part, options) {
-            let is_main = stack.kind == Kind::OnCpu || options.with_all_kinds;
+            let is_main = stack.kind == Kind::OnCpu || joins_kinds;
             let value = match stack.kind {
-                Kind::OnCpu if !options.with_all_kinds => stack.samples,
+                Kind::OnCpu if !joins_kinds => stack.samples,
                 _ => stack.nanoseconds,
             };
             let (lines, others) = match is_main {
@@ -232,7 +233,7 @@ impl Stacks {
             true => (&self.waits, self.others[1]),
             false => (&self.lines, self.others[0]),
         };
-        let divisor = if is_off_cpu || options.with_all_kinds {
+        let divisor = if is_off_cpu || options.kinds.len() > 1 {
             1000
         } else {
             1
