@@ -309,9 +309,27 @@ fn a_recording_says_how_long_threads_waited() {
         "{text}"
     );
     // What is selected of nothing but waits.
-    let answer = record(&["--wall", "--thread", "no such thread"]);
+    let answer = record(&["--wall", "--thread", "no such thread", "--json"]);
+    let left_out = number(&answer.json()["waits"]["not_selected"]);
+    assert!(left_out >= THREADS, "{answer:?}");
     assert!(
-        answer.stderr.contains("none of 0 samples and "),
+        answer
+            .stderr
+            .contains(&format!("none of 0 samples and {left_out} of waits")),
+        "{answer:?}"
+    );
+    let answer = record(&["--kind", "queued", "--function", "no such function"]);
+    let lines: Vec<&str> = answer.stdout.lines().collect();
+    assert!(
+        lines[1].starts_with("  time of threads: 0.0 s queued; "),
+        "{answer:?}"
+    );
+    let line = lines[2].strip_prefix("  not selected: ").unwrap();
+    let left_out = line.strip_suffix(" samples of waits").unwrap();
+    assert!(
+        answer
+            .stderr
+            .contains(&format!("none of 0 samples and {left_out} of waits")),
         "{answer:?}"
     );
     let answer = record(&["--wall", "--gil"]);

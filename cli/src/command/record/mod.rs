@@ -213,7 +213,7 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
     summary.without_symbols = WithoutSymbols::new(arguments.debug_files.debuginfod.as_ref());
     let samples_cpu = arguments.wall.samples_cpu();
     let scans = ended.recorded.scans;
-    summary.waits = scans.map(|scans| Waits::new(scans, samples_cpu));
+    summary.waits = scans.map(|scans| Waits::new(scans, samples_cpu, &arguments.filter.kinds));
     let mut symbols = CachedSymbols::new(arguments.symbols(server, ended.recorded.files));
     let clock = ended.parts.clock();
     let may_write = ended.kept.as_ref().is_none_or(Report::may_write);

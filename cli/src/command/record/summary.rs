@@ -77,8 +77,9 @@ pub(super) struct Summary {
 pub(super) struct Removed {
     /// The states of its samples before `--gil` removed any.
     pub(super) gil: GilSamples,
-    /// The number of samples that the selection has left out.
+    /// The number of samples that the selection has left out, and that of samples of waits.
     pub(super) not_selected: usize,
+    pub(super) not_selected_waits: usize,
     /// The attributes that were left out.
     pub(super) attributes: DroppedAttributes,
 }
@@ -136,6 +137,7 @@ impl Summary {
         }
         if let Some(waits) = &mut self.waits {
             waits.add(part);
+            waits.not_selected += removed.not_selected_waits;
         }
         self.duration_ns += clock.duration();
         self.period_ns = part.period().get();
@@ -201,19 +203,34 @@ impl Summary {
         }
         counted += &self.steps();
         counted += &self.stacks();
-        if self.not_selected > 0 {
-            let samples = count(self.not_selected, "sample", "samples");
-            let included = if counted.is_empty() {
-                ""
-            } else {
-                " (included in the lines below)"
-            };
-            text += &format!("  not selected: {samples}{included}\n");
-        }
+        text += &self.left_out(!counted.is_empty());
         if let Some(line) = self.dropped_attributes.line() {
             text += &format!("  {line}\n");
         }
         text + &counted + &self.hints()
+    }
+
+    /// Formats a line about the samples that the selection has left out, if it has. Lines below may
+    /// include those of threads that ran.
+    fn left_out(&self, is_included: bool) -> String {
+        let waits = self.waits.map_or(0, |waits| waits.not_selected);
+        let mut parts = Vec::new();
+        if self.not_selected > 0 {
+            let samples = count(self.not_selected, "sample", "samples");
+            let included = if is_included {
+                " (included in the lines below)"
+            } else {
+                ""
+            };
+            parts.push(format!("{samples}{included}"));
+        }
+        if waits > 0 {
+            parts.push(count(waits, "sample of a wait", "samples of waits"));
+        }
+        match parts.is_empty() {
+            true => String::new(),
+            false => format!("  not selected: {}\n", parts.join(", ")),
+        }
     }
 
     /// Formats lines about what runtimes need for whole stacks and names.
@@ -785,7 +802,7 @@ mod tests {
         let part = recording(catalog, samples);
         let mut summary = Summary::new("ebpf", Vec::new(), Vec::new(), Vec::new());
         let scans = Scans::of(Wall::every(49));
-        summary.waits = scans.map(|scans| Waits::new(scans, true));
+        summary.waits = scans.map(|scans| Waits::new(scans, true, &[]));
         let clock = part.clock;
         let part = Profile::new(part, &mut NoSymbols);
         let gil = GilSamples::of_part(&part, Kind::OnCpu);
@@ -794,6 +811,7 @@ mod tests {
         assert_eq!(samples_on_cpu(&part), 1);
         let removed = Removed {
             gil,
+            not_selected_waits: 1,
             ..Removed::default()
         };
         summary.add(&part, clock, removed);
@@ -813,8 +831,24 @@ mod tests {
             lines[2].starts_with("  GIL: held in 100.0 % of 1 sample of"),
             "{text}"
         );
+        let left_out = |summary: &Summary| {
+            let text = summary.text();
+            let line = text.lines().find(|it| it.starts_with("  not selected"));
+            line.map(str::to_owned)
+        };
+        let one = "  not selected: 1 sample of a wait";
+        assert_eq!(left_out(&summary).as_deref(), Some(one));
+        summary.not_selected = 1;
+        summary.counts.lost_mappings = 1;
+        if let Some(waits) = &mut summary.waits {
+            waits.not_selected = 1234;
+        }
+        let both = "  not selected: 1 sample (included in the lines below), 1,234 samples of waits";
+        assert_eq!(left_out(&summary).as_deref(), Some(both));
         let json = serde_json::to_value(summary.json(&[], None, None)).unwrap();
         assert_eq!(json["samples"], 1);
+        assert_eq!(json["not_selected"], 1);
+        assert_eq!(json["waits"]["not_selected"], 1234);
         assert_eq!(json["waits"]["samples"], 2);
         assert_eq!(json["waits"]["running_ns"], 10_000_000);
         assert_eq!(json["waits"]["asleep_ns"], 6_000_000_000_u64);

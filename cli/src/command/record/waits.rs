@@ -1,5 +1,6 @@
 //! How long the threads of a recording ran, were queued and waited, and how they were scanned.
 
+use otelctx_profile::report::TimeKind;
 use otelctx_profile::sample::{Event, Found, OffCpuState, Sample};
 use otelctx_profile::{Kind, Profile};
 use otelctx_sampler::WaitFacts;
@@ -63,16 +64,26 @@ pub(super) struct Waits {
     by_state: [u64; OffCpuState::ALL.len()],
     /// The time of waits with a trace context, without that of queued threads.
     with_context: u64,
+    /// Number of samples of waits that the selection has left out.
+    pub(super) not_selected: usize,
+    /// True if time is kept in which threads were queued, and in which they waited.
+    has_queued: bool,
+    has_waiting: bool,
 }
 
 impl Waits {
-    pub(super) fn new(scans: Scans, samples_cpu: bool) -> Self {
+    /// Creates an empty sum of the kinds of time that are kept; none for all.
+    pub(super) fn new(scans: Scans, samples_cpu: bool, kinds: &[TimeKind]) -> Self {
+        let has = |kind| kinds.is_empty() || kinds.contains(&kind);
         Self {
             scans,
             samples_cpu,
             samples: 0,
             by_state: Default::default(),
             with_context: 0,
+            not_selected: 0,
+            has_queued: has(TimeKind::Queued),
+            has_waiting: has(TimeKind::Waiting),
         }
     }
 
@@ -105,7 +116,8 @@ impl Waits {
         times.sum()
     }
 
-    /// Formats a line about the time of threads, which ran for this many nanoseconds.
+    /// Formats a line about the time of threads, of the kinds that are kept. They ran for this many
+    /// nanoseconds.
     pub(super) fn line(&self, running: u64) -> String {
         let seconds = |time: u64| format!("{:.1} s", time as f64 / 1e9);
         let queued = self.time(OffCpuState::Queued);
@@ -113,19 +125,24 @@ impl Waits {
             .by_state
             .iter()
             .fold(0, |all: u64, it| all.saturating_add(*it));
-        let running = match self.samples_cpu {
-            true => format!("{} running, ", seconds(running)),
-            false => String::new(),
+        let waiting = || {
+            let (time, with_context) = (seconds(all - queued), seconds(self.with_context));
+            format!("{time} waiting ({with_context} of it with a trace context)")
         };
+        let times = [
+            self.samples_cpu
+                .then(|| format!("{} running", seconds(running))),
+            self.has_queued
+                .then(|| format!("{} queued", seconds(queued))),
+            self.has_waiting.then(waiting),
+        ];
+        let times: Vec<String> = times.into_iter().flatten().collect();
         let facts = &self.scans.facts;
         let less_often = less_often(self.scans.asked, facts);
         let less_often = less_often.map_or(String::new(), |it| format!("; {it}"));
         format!(
-            "time of threads: {running}{} queued, {} waiting ({} of it with a trace context); \
-             {} read, {} thrown away, {} lost{less_often}",
-            seconds(queued),
-            seconds(all - queued),
-            seconds(self.with_context),
+            "time of threads: {}; {} read, {} thrown away, {} lost{less_often}",
+            times.join(", "),
             count(facts.read as usize, "wait", "waits"),
             grouped(facts.torn as usize),
             grouped(facts.lost as usize),
@@ -134,14 +151,16 @@ impl Waits {
 
     pub(super) fn json(&self, running: u64) -> WaitsJson {
         let facts = &self.scans.facts;
+        let waiting = |state| self.has_waiting.then(|| self.time(state));
         WaitsJson {
             samples: self.samples,
+            not_selected: self.not_selected,
             running_ns: self.samples_cpu.then_some(running),
-            queued_ns: self.time(OffCpuState::Queued),
-            asleep_ns: self.time(OffCpuState::Asleep),
-            disk_ns: self.time(OffCpuState::Disk),
-            stopped_ns: self.time(OffCpuState::Stopped),
-            with_context_ns: self.with_context,
+            queued_ns: self.has_queued.then(|| self.time(OffCpuState::Queued)),
+            asleep_ns: waiting(OffCpuState::Asleep),
+            disk_ns: waiting(OffCpuState::Disk),
+            stopped_ns: waiting(OffCpuState::Stopped),
+            with_context_ns: self.has_waiting.then_some(self.with_context),
             read: facts.read,
             thrown_away: facts.torn,
             lost: facts.lost,
@@ -156,12 +175,13 @@ impl Waits {
 #[derive(Serialize)]
 pub(super) struct WaitsJson {
     samples: usize,
+    not_selected: usize,
     running_ns: Option<u64>,
-    queued_ns: u64,
-    asleep_ns: u64,
-    disk_ns: u64,
-    stopped_ns: u64,
-    with_context_ns: u64,
+    queued_ns: Option<u64>,
+    asleep_ns: Option<u64>,
+    disk_ns: Option<u64>,
+    stopped_ns: Option<u64>,
+    with_context_ns: Option<u64>,
     read: u64,
     thrown_away: u64,
     lost: u64,
@@ -236,7 +256,8 @@ mod tests {
             })
         };
         let attached = Found::Attached(context);
-        let mut waits = Waits::new(scans(), true);
+        let mut waits = Waits::new(scans(), true, &[]);
+        waits.not_selected = 6;
         for (state, seconds, found) in [
             (OffCpuState::Queued, 1, attached),
             (OffCpuState::Asleep, 20, attached),
@@ -255,7 +276,7 @@ mod tests {
             format!("time of threads: 4.8 s running, {line}")
         );
         let expected = serde_json::json!({
-            "samples": 5, "running_ns": 4_800_000_000_u64, "queued_ns": 1_000_000_000, "asleep_ns": 30_000_000_000_u64,
+            "samples": 5, "not_selected": 6, "running_ns": 4_800_000_000_u64, "queued_ns": 1_000_000_000, "asleep_ns": 30_000_000_000_u64,
             "disk_ns": 5_000_000_000_u64, "stopped_ns": 2_000_000_000, "with_context_ns": 25_000_000_000_u64,
             "read": 1234, "thrown_away": 12, "lost": 3, "frequency": 7, "frequency_asked": 49, "threads": 1400,
         });
@@ -265,5 +286,47 @@ mod tests {
         waits.samples_cpu = false;
         assert_eq!(waits.line(0), format!("time of threads: {line}"));
         assert_eq!(json(&waits)["running_ns"], serde_json::Value::Null);
+    }
+
+    #[test]
+    fn times_of_kinds_that_are_not_kept_are_left_out() {
+        use TimeKind::{Queued, Running, Waiting};
+        let waiting = "0.0 s waiting (0.0 s of it with a trace context)";
+        for (kinds, samples_cpu, times) in [
+            (
+                &[][..],
+                true,
+                format!("4.8 s running, 0.0 s queued, {waiting}"),
+            ),
+            (&[Running], true, "4.8 s running".to_owned()),
+            (&[Queued], false, "0.0 s queued".to_owned()),
+            (&[Waiting], false, waiting.to_owned()),
+            (
+                &[Running, Waiting],
+                true,
+                format!("4.8 s running, {waiting}"),
+            ),
+            (
+                &[Queued, Waiting],
+                false,
+                format!("0.0 s queued, {waiting}"),
+            ),
+        ] {
+            let waits = Waits::new(scans(), samples_cpu, kinds);
+            let line = format!("time of threads: {times}; 0 waits read, 0 thrown away, 0 lost");
+            assert_eq!(waits.line(4_800_000_000), line);
+            let json = serde_json::to_value(waits.json(4_800_000_000)).unwrap();
+            let has = |kind| kinds.is_empty() || kinds.contains(&kind);
+            for (name, is_there) in [
+                ("running_ns", samples_cpu),
+                ("queued_ns", has(Queued)),
+                ("asleep_ns", has(Waiting)),
+                ("disk_ns", has(Waiting)),
+                ("stopped_ns", has(Waiting)),
+                ("with_context_ns", has(Waiting)),
+            ] {
+                assert_eq!(!json[name].is_null(), is_there, "{name} of {kinds:?}");
+            }
+        }
     }
 }

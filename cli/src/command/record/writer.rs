@@ -138,17 +138,22 @@ impl<'a> Writer<'a> {
     fn select(&mut self, part: &mut Recording, clock: Clock) -> Removed {
         let arguments = self.arguments;
         self.before.add(part, arguments);
-        let on_cpu = |part: &Recording| part.samples.iter().filter(|it| is_on_cpu(it)).count();
-        let all = on_cpu(part);
+        let numbers = |part: &Recording| {
+            let on_cpu = part.samples.iter().filter(|it| is_on_cpu(it)).count();
+            (on_cpu, part.samples.len() - on_cpu)
+        };
+        let (samples, waits) = numbers(part);
         arguments.filter.keep(part);
         if let Some(time) = &arguments.time {
             let selected = time.within(clock);
             part.samples
                 .retain(|sample| selected.contains(&sample.time));
         }
+        let (kept, kept_waits) = numbers(part);
         Removed {
             gil: GilSamples::default(),
-            not_selected: all - on_cpu(part),
+            not_selected: samples - kept,
+            not_selected_waits: waits - kept_waits,
             attributes: arguments.filter.attributes.apply(part),
         }
     }
@@ -157,9 +162,11 @@ impl<'a> Writer<'a> {
     fn select_by_function(&mut self, part: &mut Profile, clock: Clock, mut removed: Removed) {
         let arguments = self.arguments;
         if !arguments.filter.functions.is_empty() {
-            let all = samples_on_cpu(part);
+            let (samples, waits) = numbers_of(part);
             part.keep_functions(&arguments.filter.functions);
-            removed.not_selected += all - samples_on_cpu(part);
+            let (kept, kept_waits) = numbers_of(part);
+            removed.not_selected += samples - kept;
+            removed.not_selected_waits += waits - kept_waits;
         }
         removed.gil = GilSamples::of_part(part, Kind::OnCpu);
         if arguments.gil {
@@ -245,6 +252,12 @@ impl<'a> Writer<'a> {
         }
         printed
     }
+}
+
+/// Returns the number of samples of threads that ran, and of waits.
+fn numbers_of(part: &Profile) -> (usize, usize) {
+    let on_cpu = samples_on_cpu(part);
+    (on_cpu, part.len() - on_cpu)
 }
 
 /// Writes what is kept of a recording that goes on.
