@@ -294,10 +294,7 @@ fn an_attribute_that_no_sample_has_is_said_and_none_can_be_asked_for() {
             return Err(said);
         }
         assert!(said.contains("recorded attributes: http.route\n"), "{said}");
-        assert!(
-            folded.lines().all(|line| line.starts_with("(none);")),
-            "{folded}"
-        );
+        assert!(!folded.is_empty() && !folded.contains("(none)"), "{folded}");
         let answer = otelctx(&["report", &file, "--by", "none"]).expect(0);
         // Traces of one or two samples each are not listed.
         if answer.stdout.contains("none with more than ") {

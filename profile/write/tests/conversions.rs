@@ -315,6 +315,24 @@ fn files_are_divided_by_several_levels() {
         let is_shown = graph.split("<title>").any(is_box) || values.starts_with("other");
         assert!(is_shown, "{values} {samples}: {graph}");
     }
+    // A recorder leaves out what no sample has, too.
+    let written = |format| {
+        let mut bytes = Vec::new();
+        shop::profile().write(format, &options, &mut bytes).unwrap();
+        String::from_utf8(bytes).unwrap()
+    };
+    let title = |svg: &str| {
+        let (_, rest) = svg.split_once("class=\"title\"").unwrap();
+        rest.lines().next().unwrap().to_owned()
+    };
+    assert_eq!(title(&written(Format::FlameGraph)), title(&graph));
+    let written = written(Format::Folded);
+    let of_shop = |text: &str| {
+        let lines = text.lines().filter(|it| it.starts_with("shop 4711;"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(of_shop(&written), of_shop(&folded));
+    assert_eq!(of_shop(&written).len(), 3, "{written}");
     let page = content(Format::Page);
     let facts = page.split_once("id=\"facts\">").unwrap().1;
     let facts: Value = serde_json::from_str(facts.split_once("</script>").unwrap().0).unwrap();

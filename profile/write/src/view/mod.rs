@@ -201,6 +201,8 @@ pub(crate) struct FlameGraph {
     /// The kinds of time that are drawn.
     selection: Selection,
     graphs: Graphs,
+    /// A sample has a value of this level.
+    has_value: Vec<bool>,
     /// The reason why a part could not be added.
     problem: Option<String>,
 }
@@ -215,6 +217,7 @@ impl FlameGraph {
                 ..Selection::default()
             },
             graphs: Graphs::new(),
+            has_value: vec![false; options.by.len()],
             problem: None,
         }
     }
@@ -228,6 +231,11 @@ impl FlameGraph {
             let mut selecting = Selecting::new(&self.selection, &mut drawing);
             messages::read(content, &mut tables, &mut selecting)
         });
+        for (has_value, of_part) in self.has_value.iter_mut().zip(drawing.has_values()) {
+            *has_value |= of_part;
+        }
+        // A later part may have values of a level that this one has none of. Boxes without a value are left
+        // out where a service has no others.
         let (plumbing, wanted) = (
             self.options.with_plumbing,
             vec![true; self.options.by.len()],
@@ -252,7 +260,7 @@ impl FlameGraph {
         let (graph, is_other) = self.graphs.chosen();
         let facts = Facts {
             by: self.options.by.clone(),
-            wanted: vec![true; self.options.by.len()],
+            wanted: self.has_value.clone(),
             kinds: Kinds::of(&self.selection.kinds, is_other),
             period,
             time: Some((clock.duration(), Some(clock.unix(clock.start)))),

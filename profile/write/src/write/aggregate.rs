@@ -1,5 +1,6 @@
 //! A recording aggregated over its parts, for formats with one file per recording.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::num::NonZeroU64;
@@ -11,6 +12,8 @@ use super::folded;
 use super::pprof::Pprof;
 use super::room::{OTHER, Room};
 use super::speedscope::Speedscope;
+use crate::attributes::RECORDED;
+use crate::report::is_level;
 use crate::view::{FlameGraph, Page, ParquetFiles, Spans};
 use crate::{Clock, DistinctCount, Error, Format, Kind, Options, Profile, file};
 
@@ -47,6 +50,8 @@ struct Stacks {
     room: Room,
     /// Those whose stacks had no room.
     others: [u64; 2],
+    /// A stack has a value of this level.
+    has_value: Vec<bool>,
 }
 
 impl Aggregate {
@@ -64,6 +69,7 @@ impl Aggregate {
                 waits: BTreeMap::new(),
                 room: Room::new(MAX_STACKS),
                 others: [0; 2],
+                has_value: vec![false; options.by.len()],
             }),
             pprof: wants(Format::Pprof).then(|| Pprof::new(&options.frame_rules)),
             firefox: wants(Format::Firefox).then(|| Firefox::new(options, clock, samples)),
@@ -189,7 +195,7 @@ impl Aggregate {
         }
     }
 
-    fn lines(&self) -> impl Iterator<Item = (&str, u64)> {
+    fn lines(&self) -> impl Iterator<Item = (Cow<'_, str>, u64)> {
         self.stacks
             .iter()
             .flat_map(|stacks| stacks.lines(&self.options))
@@ -208,7 +214,7 @@ impl Aggregate {
 impl Stacks {
     fn add(&mut self, part: &Profile, options: &Options) {
         let joins_kinds = options.kinds.len() > 1;
-        for stack in folded::stacks(part, options) {
+        for stack in folded::stacks(part, options, &mut self.has_value) {
             let is_main = stack.kind == Kind::OnCpu || joins_kinds;
             let value = match stack.kind {
                 Kind::OnCpu if !joins_kinds => stack.samples,
@@ -227,7 +233,7 @@ impl Stacks {
     }
 
     /// Returns stacks of time on a CPU, or if there are none, of time off it.
-    fn lines(&self, options: &Options) -> impl Iterator<Item = (&str, u64)> {
+    fn lines(&self, options: &Options) -> impl Iterator<Item = (Cow<'_, str>, u64)> {
         let is_off_cpu = self.lines.is_empty() && self.others[0] == 0;
         let (lines, others) = match is_off_cpu {
             true => (&self.waits, self.others[1]),
@@ -238,11 +244,35 @@ impl Stacks {
         } else {
             1
         };
-        let lines = lines.iter().map(|(stack, value)| (&stack[..], *value));
-        let lines = lines.chain((others > 0).then_some((OTHER, others)));
+        let left_out = self.left_out(options);
+        let lines = lines.iter();
+        let lines = lines.map(move |(stack, value)| (without_levels(stack, &left_out), *value));
+        let lines = lines.chain((others > 0).then_some((OTHER.into(), others)));
         // Tools read no 0.
         lines.map(move |(stack, value)| (stack, (value / divisor).max(1)))
     }
+
+    /// Returns for each level whether stacks are shown without it: attributes that none of them has.
+    fn left_out(&self, options: &Options) -> Vec<bool> {
+        let levels = options.by.iter().zip(&self.has_value);
+        let is_left_out = |(name, has_value): (&String, &bool)| {
+            !has_value && !is_level(name) && !RECORDED.contains(&&name[..])
+        };
+        levels.map(is_left_out).collect()
+    }
+}
+
+/// Returns a stack without some of the levels at its root.
+fn without_levels<'s>(stack: &'s str, left_out: &[bool]) -> Cow<'s, str> {
+    if !left_out.contains(&true) {
+        return stack.into();
+    }
+    let mut frames = stack.splitn(left_out.len() + 1, ';');
+    let levels = left_out.iter().zip(&mut frames);
+    let levels = levels.filter_map(|(is_left_out, level)| (!is_left_out).then_some(level));
+    let mut kept: Vec<&str> = levels.collect();
+    kept.extend(frames);
+    kept.join(";").into()
 }
 
 #[cfg(test)]

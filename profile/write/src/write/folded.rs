@@ -16,10 +16,11 @@ pub(super) struct Stack {
 }
 
 /// Returns stacks. The first frames are the requested levels, the process and the thread; the last
-/// one of a wait is its reason.
+/// one of a wait is its reason. Notes which levels have a value.
 pub(super) fn stacks<'p>(
     profile: &'p Profile,
     options: &'p Options,
+    has_value: &'p mut [bool],
 ) -> impl Iterator<Item = Stack> + 'p {
     let groups = profile.groups();
     let levels: Vec<Level> = options.by.iter().map(|name| Level::of(name)).collect();
@@ -28,8 +29,9 @@ pub(super) fn stacks<'p>(
     let mut texts: Vec<Option<String>> = vec![None; profile.locations().len()];
     groups.map(move |group| {
         let mut stack = String::new();
-        for level in &levels {
+        for (level, has_value) in levels.iter().zip(&mut *has_value) {
             let value = value_of(profile, &group, level);
+            *has_value |= value.is_some();
             push(&mut stack, value.as_deref().unwrap_or(NO_ATTRIBUTE));
         }
         push(&mut stack, &super::name_of(profile.process(group.process)));
