@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use otelctx_sample::GilState;
 use serde::{Deserialize, Serialize};
 
+use crate::attributes::THREAD_NAME;
 pub use crate::selection::{AttributeFilter, Condition, Moment, Selection, ThreadFilter, TimeKind};
 
 /// The name for samples without the attribute.
@@ -330,7 +331,8 @@ impl Level {
         match name {
             "service" => Self::Service,
             "process" => Self::Process,
-            "thread" => Self::Thread,
+            // The name of its attribute in OTLP.
+            "thread" | THREAD_NAME => Self::Thread,
             "trace" => Self::Trace,
             "function" => Self::Function,
             "file" => Self::File,

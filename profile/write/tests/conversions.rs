@@ -252,6 +252,40 @@ fn functions_have_equal_numbers_in_every_format() {
     }
 }
 
+/// OTLP has the thread's name under that of an attribute, by which `--by` may ask for it.
+#[test]
+fn files_are_divided_by_the_attribute_of_threads() {
+    let recording = Recording::new();
+    let input = Input::recording(&recording.0);
+    for format in [Format::Folded, Format::FlameGraph, Format::Page] {
+        let by = |name: &str| {
+            let mut options = Options::default();
+            options.by = vec![name.to_owned()];
+            let content = converted(&input, &Selection::default(), format, &options).unwrap();
+            let mut written = Vec::new();
+            shop::profile()
+                .write(format, &options, &mut written)
+                .unwrap();
+            [content.unwrap(), written].map(|it| String::from_utf8(it).unwrap())
+        };
+        let (threads, other) = (by("thread"), by("no such attribute"));
+        for ((threads, attribute), other) in threads.iter().zip(by("thread.name")).zip(other) {
+            // Titles name what was asked for.
+            let expected = threads
+                .replace("CPU by thread<", "CPU by thread.name<")
+                .replace("(no thread)", "(no thread.name)")
+                .replace(r#""by":"thread""#, r#""by":"thread.name""#);
+            assert_eq!(attribute, expected, "{format:?}");
+            assert_ne!(*threads, other, "{format:?}");
+        }
+    }
+    let groups = |name| {
+        let report = Report::read(&input, &ReportOptions::by(&[name])).unwrap();
+        report.groups
+    };
+    assert_eq!(groups("thread.name"), groups("thread"));
+}
+
 /// The values of several levels, outermost first, with the number of samples.
 #[test]
 fn files_are_divided_by_several_levels() {

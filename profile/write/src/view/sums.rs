@@ -14,7 +14,7 @@ use super::functions::{Details, add_frames, largest, rows};
 use super::select::resource_text;
 use super::tables::{Group, Id, Kind, NONE, Sink, Tables};
 use super::tree::Trees;
-use crate::attributes::{CALL, GIL, REASON, STATE, THREAD_NAME};
+use crate::attributes::{CALL, GIL, REASON, STATE};
 use crate::report::{Cost, FunctionCost, KindCosts, Level, NO_ATTRIBUTE, Report, ReportOptions};
 
 mod rows;
@@ -245,7 +245,6 @@ impl<'o> Sums<'o> {
                 let file = tables.functions[line.function as usize].file;
                 Value::Line(file, line.line)
             }),
-            Level::Attribute(name) if name == THREAD_NAME => thread_name(tables, sample.thread),
             Level::Attribute(name) if name == GIL => sample.gil.map_or(Value::None, |state| {
                 Value::OwnText(own(&mut self.own_texts, state.name()))
             }),
