@@ -3,10 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::iter;
 
-use otelctx_profile::Recording;
 use otelctx_profile::report::{AttributeFilter as AttributeCondition, ThreadFilter, TimeKind};
 use otelctx_profile::sample::format::record::DecodedContext;
 use otelctx_profile::sample::{Catalog, Event, OffCpuState, ProcessFacts, Sample};
+use otelctx_profile::{Format, Recording};
 use otelctx_reader::format::TraceId;
 use otelctx_reader::{Error as ReaderError, remote};
 use otelctx_sampler::{Error as SamplerError, Options, Sampler, Targets};
@@ -25,6 +25,33 @@ use crate::output::{attributes, terminal};
 pub(super) const ROUTE: &str = "http.route";
 /// Value of `--by` for no attribute.
 pub(super) const NONE: &str = "none";
+
+/// Returns what `--by` groups by: what was asked for, which is nothing with [`NONE`], or else the route.
+pub(super) fn levels(asked: &[String]) -> Vec<String> {
+    match asked {
+        [] => vec![ROUTE.to_owned()],
+        [none] if none == NONE => Vec::new(),
+        names => names.to_vec(),
+    }
+}
+
+/// Returns those of these names that files of a format can be divided by, and says which cannot.
+pub(super) fn divided_by(format: Format, by: &[String]) -> Vec<String> {
+    let is_divided = matches!(
+        format,
+        Format::FlameGraph | Format::Page | Format::Folded | Format::Firefox
+    );
+    let (unusable, used): (Vec<String>, Vec<String>) =
+        by.iter().cloned().partition(|it| format.has_level(it));
+    if is_divided && !unusable.is_empty() {
+        let (names, extension) = (unusable.join(" and "), format.extension());
+        terminal::complain(
+            &format!("a {extension} file is not divided by {names}, which it shows in any case"),
+            None,
+        );
+    }
+    used
+}
 
 /// The samples to keep; by default all.
 #[derive(Debug, Default, clap::Args)]

@@ -11,9 +11,10 @@ use otelctx_profile::report::Selection;
 use otelctx_profile::{Format, Input, Options, Spans, convert};
 
 use crate::Status;
+use crate::command::filter::{divided_by, levels};
 use crate::command::help;
 use crate::command::ids;
-use crate::command::report::{divided_by, file, unselected};
+use crate::command::report::{file, unselected};
 use crate::command::selection::Select;
 use crate::error::Error;
 use crate::output::terminal::{self, escape};
@@ -41,7 +42,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     select: Select,
     /// What the page groups by, several with commas between: attributes of contexts or resources, process,
-    /// thread and trace [default: http.route]
+    /// thread and trace; `none` for none [default: http.route]
     #[arg(help_heading = help::VIEW, long, value_name = "ATTRIBUTE,…", value_delimiter = ',', value_parser = ids::attribute)]
     by: Vec<String>,
     /// Show the spans of traces, too: a file in OTLP, as a Collector's file exporter writes it, JSON or
@@ -55,7 +56,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let input = file::opened(&file)?;
     let selection = arguments.select.within(&input)?;
     let mut options = Options::default();
-    options.by = divided_by(Format::Page, &arguments.by);
+    options.by = divided_by(Format::Page, &levels(&arguments.by));
     let spans = arguments.spans.as_deref().map(Spans::read).transpose()?;
     options.spans = spans.map(Arc::new);
     let Some(page) = write(&input, &selection, &options, &file)? else {

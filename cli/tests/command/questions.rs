@@ -124,6 +124,42 @@ pub(crate) fn section(answer: &Answer, head: &str) -> Vec<String> {
     lines.map(words).collect()
 }
 
+/// What a page is divided by, and its number of routes.
+fn divided(page: &Path) -> (String, usize) {
+    let page = std::fs::read_to_string(page).unwrap();
+    let (_, facts) = page.split_once("id=\"facts\">").unwrap();
+    let (facts, _) = facts.split_once("</script>").unwrap();
+    let facts: serde_json::Value = serde_json::from_str(facts).unwrap();
+    let routes = facts["routes"].as_array().unwrap().len();
+    (facts["by"].as_str().unwrap().to_owned(), routes)
+}
+
+#[test]
+fn pages_are_divided_by_what_was_asked_for() {
+    let scratch = Scratch::new("divided");
+    write(&scratch.folder().join("profile.otlp"), 200);
+    let by_route = ("http.route".to_owned(), 2);
+    let by_nothing = (String::new(), 0);
+    for (by, expected) in [
+        (&[][..], by_route),
+        (&["--by", "none"], by_nothing.clone()),
+        (&["--by", "service"], by_nothing),
+    ] {
+        let report = ["report", "profile.otlp", "-o", "a.html"];
+        ask(&scratch, &[&report, by].concat());
+        let page = scratch.folder().join("a.html");
+        assert_eq!(divided(&page), expected, "report {by:?}");
+        if !nix::unistd::geteuid().is_root() {
+            // A browser may open the page instead.
+            continue;
+        }
+        let viewed = ask(&scratch, &[&["view", "profile.otlp"], by].concat());
+        let page = Path::new(viewed.stdout.trim_end());
+        assert_eq!(divided(page), expected, "view {by:?}");
+        std::fs::remove_dir_all(page.parent().unwrap()).unwrap();
+    }
+}
+
 #[test]
 fn questions_have_their_answers() {
     let scratch = Scratch::new("questions");

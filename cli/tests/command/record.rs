@@ -327,6 +327,55 @@ fn an_attribute_that_no_sample_has_is_said_and_none_can_be_asked_for() {
     });
 }
 
+/// Each file is divided by what its format can be divided by, as those of a report.
+#[test]
+fn files_are_divided_as_those_of_a_report() {
+    let target = Target::start("busy");
+    let scratch = Scratch::new("record-divided");
+    let path = |name: &str| scratch.path(name);
+    let recording = path("a.otlp");
+    let by = ["--by", "service,thread.name,tenant,http.route"];
+    let names = ["svg", "html", "folded"];
+    let files = |start: &str| names.map(|name| format!("-o{}", path(&format!("{start}.{name}"))));
+    let complaints: String = names[..2]
+        .iter()
+        .map(|name| {
+            format!(
+                "otelctx: a .{name} file is not divided by service, which it shows in any case\n"
+            )
+        })
+        .collect();
+    given_time(|seconds| {
+        let files = files("a");
+        let files = files.each_ref().map(String::as_str);
+        let start = ["-d", seconds, "-o", &recording];
+        let answer = recorded(&target, &[&start[..], &files, &by].concat());
+        let folded = fs::read_to_string(path("a.folded")).unwrap_or_default();
+        match folded.is_empty() {
+            true => Err(answer),
+            false => {
+                assert!(answer.stderr.starts_with(&complaints), "{answer:?}");
+                Ok(())
+            }
+        }
+    });
+    let files = files("b");
+    let files = files.each_ref().map(String::as_str);
+    let answer = otelctx(&[&["report", &recording], &files[..], &by].concat()).expect(0);
+    assert_eq!(answer.stderr, complaints);
+    let content = |name: &str| fs::read_to_string(path(name)).unwrap();
+    assert_eq!(content("a.folded"), content("b.folded"));
+    let title = |name: &str| {
+        let content = content(name);
+        let line = content.lines().find(|it| it.contains("class=\"title\""));
+        line.unwrap().to_owned()
+    };
+    assert_eq!(title("a.svg"), title("b.svg"));
+    assert!(title("a.svg").contains(": CPU by thread.name, http.route<"));
+    let by = |name: &str| content(name).contains(r#""by":"thread.name, tenant, http.route""#);
+    assert!(by("a.html") && by("b.html"));
+}
+
 /// The beginning of a line of strace's `-f -ttt`: the thread, and the time (Unix time, nanoseconds).
 fn thread_and_time(line: &str) -> (&str, u64) {
     let [thread, time] = line.split_whitespace().take(2).collect::<Vec<_>>()[..] else {

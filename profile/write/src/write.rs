@@ -27,7 +27,7 @@ use otelctx_sample::format::process_context::Value;
 use otelctx_sample::{Event, OffCpuState, ProcessFacts, Sample};
 
 use crate::attributes::{SERVICE_NAME, UNKNOWN_SERVICE};
-use crate::report::TimeKind;
+use crate::report::{Level, TimeKind};
 use crate::view::Spans;
 use crate::{Error, Group, Place, Profile, file};
 
@@ -152,6 +152,20 @@ impl Format {
         Ok(())
     }
 
+    /// Returns true if its files have this level in any case, wherever they show it: they are not divided
+    /// by it.
+    #[must_use]
+    pub fn has_level(self, name: &str) -> bool {
+        match Level::of(name) {
+            Level::Function | Level::File | Level::Line => true,
+            // Services are above all else.
+            Level::Service => self != Self::Folded,
+            // Tracks are.
+            Level::Process | Level::Thread | Level::Trace => self == Self::Firefox,
+            Level::Attribute(_) => false,
+        }
+    }
+
     /// Returns true if this format has one file for all parts of a recording ([`Aggregate`]). OTLP
     /// has one file per part.
     #[must_use]
@@ -166,8 +180,9 @@ impl Format {
 pub struct Options {
     /// What flame graphs and pages divide services by, that folded stacks have at their root, and that
     /// names span markers in the Firefox Profiler, outermost first: attributes of the context or the
-    /// resource, or `process`, `thread` (in flame graphs, those of a pool are one) and `trace`; in folded
-    /// stacks also `service`.
+    /// resource, or `process`, `thread` (in flame graphs and pages, those of a pool are one) and `trace`; in
+    /// folded stacks also `service`. A recorder's files ignore names of what their format shows in any case
+    /// ([`Format::has_level`]).
     pub by: Vec<String>,
     /// Prefix for record attribute names in OTLP; the OpenTelemetry eBPF profiler writes
     /// `process.context.label.`.

@@ -252,6 +252,86 @@ fn functions_have_equal_numbers_in_every_format() {
     }
 }
 
+/// Names of a page's attribute, and its values, from the facts that it has for its script.
+fn routes(page: &str) -> (String, Vec<String>) {
+    let facts = page.split_once("id=\"facts\">").unwrap().1;
+    let facts: Value = serde_json::from_str(facts.split_once("</script>").unwrap().0).unwrap();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let routes = facts["routes"].as_array().unwrap().iter().map(text);
+    (text(&facts["by"]), routes.collect())
+}
+
+#[test]
+fn a_page_is_divided_by_nothing_if_nothing_is_asked_for() {
+    let recording = Recording::new();
+    let input = Input::recording(&recording.0);
+    let pages = |by: &[&str]| {
+        let mut options = Options::default();
+        options.by = by.iter().map(|it| (*it).to_owned()).collect();
+        let read = converted(&input, &Selection::default(), Format::Page, &options);
+        let mut written = Vec::new();
+        shop::profile()
+            .write(Format::Page, &options, &mut written)
+            .unwrap();
+        [read.unwrap().unwrap(), written].map(|it| routes(&String::from_utf8(it).unwrap()))
+    };
+    for page in pages(&[]) {
+        assert_eq!(page, (String::new(), Vec::new()));
+    }
+    let by_route = ["/cart", "/pay"].map(str::to_owned).to_vec();
+    for page in pages(&["http.route"]) {
+        assert_eq!(page, ("http.route".to_owned(), by_route.clone()));
+    }
+}
+
+/// What a format shows in any case divides no file of a recorder.
+#[test]
+fn files_are_not_divided_by_what_they_show_anyway() {
+    for format in [
+        Format::Folded,
+        Format::FlameGraph,
+        Format::Page,
+        Format::Firefox,
+    ] {
+        let written = |by: &[&str]| {
+            let mut options = Options::default();
+            options.by = by.iter().map(|it| (*it).to_owned()).collect();
+            let mut written = Vec::new();
+            shop::profile()
+                .write(format, &options, &mut written)
+                .unwrap();
+            written
+        };
+        let all = [
+            "service",
+            "process",
+            "thread",
+            "trace",
+            "function",
+            "file",
+            "line",
+            "http.route",
+        ];
+        let shown: &[&str] = match format {
+            Format::Folded => &["function", "file", "line"],
+            Format::Firefox => &all[..7],
+            _ => &["service", "function", "file", "line"],
+        };
+        let others: Vec<&str> = all
+            .into_iter()
+            .filter(|name| !shown.contains(name))
+            .collect();
+        assert!(written(&all) == written(&others), "{format:?}");
+        for name in all {
+            assert_eq!(
+                format.has_level(name),
+                shown.contains(&name),
+                "{format:?} {name}"
+            );
+        }
+    }
+}
+
 /// OTLP has the thread's name under that of an attribute, by which `--by` may ask for it.
 #[test]
 fn files_are_divided_by_the_attribute_of_threads() {
@@ -366,7 +446,7 @@ fn files_are_divided_by_several_levels() {
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
     assert_eq!(of_shop(&written), of_shop(&folded));
-    assert_eq!(of_shop(&written).len(), 3, "{written}");
+    assert_eq!(of_shop(&written).len(), 5, "{written}");
     let page = content(Format::Page);
     let facts = page.split_once("id=\"facts\">").unwrap().1;
     let facts: Value = serde_json::from_str(facts.split_once("</script>").unwrap().0).unwrap();

@@ -17,6 +17,7 @@ use otelctx_symbolize::Symbols;
 use super::record::output;
 use super::record::session::{Now, Plan, Session};
 use super::seconds::seconds;
+use crate::command::filter::levels;
 use crate::command::wall::Wall;
 use crate::error::Error;
 use crate::interrupt;
@@ -110,7 +111,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let profile = Profile::new(recorded, &mut Symbols::new().files(sampled));
     drop(service);
     let mut options = Options::default();
-    options.by = output::root(&[], &profile);
+    options.by = levels(&[]);
     let (directory, written, failed) = match files::choose(arguments.output.clone()) {
         Ok((directory, paths)) => {
             let finished = output::write(&profile, &options, &paths);

@@ -168,6 +168,7 @@ pub(crate) fn run(mut arguments: Arguments, setup: &Setup) -> Result<Status, Err
     let arguments = &arguments;
     let standard_output = arguments.standard_output()?;
     output::check(&arguments.output)?;
+    output::say_what_does_not_divide(&arguments.by, &arguments.output, standard_output);
     let is_page = |path: &PathBuf| Format::from_path(path).is_ok_and(|it| it == Format::Page);
     let has_page = arguments.output.iter().any(is_page) || standard_output == Some(Format::Page);
     if arguments.spans.is_some() && !has_page {

@@ -11,7 +11,7 @@ use otelctx_profile::{
 };
 
 use super::unsent;
-use crate::command::filter::{NONE, ROUTE};
+use crate::command::filter::divided_by;
 use crate::command::standard_output::{self, Messages};
 use crate::error::Error;
 use crate::output::terminal::escape;
@@ -41,22 +41,16 @@ pub(super) fn take_names_later(paths: &[PathBuf], standard_output: Option<Format
     paths.iter().all(is_otlp)
 }
 
-/// Returns what flame graphs are divided by: what was requested, else the route if any sample has it.
-/// They have services, functions, files and lines in any case.
-pub(in crate::command) fn root(asked: &[String], profile: &Profile) -> Vec<String> {
-    match asked {
-        [none] if none == NONE => Vec::new(),
-        [] => {
-            let mut contexts = profile.catalog().contexts();
-            let has_route =
-                contexts.any(|(_, context)| context.attributes.iter().any(|(key, _)| key == ROUTE));
-            has_route.then(|| ROUTE.to_owned()).into_iter().collect()
-        }
-        names => {
-            let is_there =
-                |name: &&String| matches!(&name[..], "service" | "function" | "file" | "line");
-            names.iter().filter(|it| !is_there(it)).cloned().collect()
-        }
+/// Says what was asked for that files are not divided by, as they show it in any case.
+pub(super) fn say_what_does_not_divide(
+    asked: &[String],
+    paths: &[PathBuf],
+    standard_output: Option<Format>,
+) {
+    let paths = paths.iter().filter(|path| !standard_output::is_meant(path));
+    let formats = paths.filter_map(|path| Format::from_path(path).ok());
+    for format in formats.chain(standard_output) {
+        divided_by(format, asked);
     }
 }
 

@@ -17,6 +17,7 @@ use super::output::{self, Finished, Outputs, Written};
 use super::send::{Collector, Delivery};
 use super::summary::{Removed, Summary};
 use super::unsent;
+use crate::command::filter::levels;
 use crate::command::wall::{is_on_cpu, samples_on_cpu};
 use crate::error::Error;
 use crate::interrupt;
@@ -99,7 +100,7 @@ impl<'a> Writer<'a> {
             let arguments = self.arguments;
             let outputs = self.outputs.get_or_insert_with(|| {
                 let mut options = Options::default();
-                options.by = output::root(&arguments.by, &profile);
+                options.by = levels(&arguments.by);
                 options.kinds.clone_from(&arguments.filter.kinds);
                 options
                     .attribute_prefix

@@ -19,7 +19,7 @@ use otelctx_profile::{
 };
 
 use crate::Status;
-use crate::command::filter::{NONE, ROUTE};
+use crate::command::filter::{ROUTE, divided_by, levels};
 use crate::command::help;
 use crate::command::ids;
 use crate::command::record::{Written, empty_recording};
@@ -342,31 +342,6 @@ fn convert(
     Ok(Status::Done)
 }
 
-/// Returns those of these names that files of a format can be divided by, and says which cannot.
-pub(in crate::command) fn divided_by(format: Format, by: &[String]) -> Vec<String> {
-    let is_divided = matches!(
-        format,
-        Format::FlameGraph | Format::Page | Format::Folded | Format::Firefox
-    );
-    let has = |name: &String| match &name[..] {
-        "function" | "file" | "line" => true,
-        // Services are above all else.
-        "service" => format != Format::Folded,
-        // Tracks are.
-        "process" | "thread" | "trace" => format == Format::Firefox,
-        _ => false,
-    };
-    let (unusable, used): (Vec<String>, Vec<String>) = by.iter().cloned().partition(has);
-    if is_divided && !unusable.is_empty() {
-        let (names, extension) = (unusable.join(" and "), format.extension());
-        terminal::complain(
-            &format!("a {extension} file is not divided by {names}, which it shows in any case"),
-            None,
-        );
-    }
-    used
-}
-
 impl Arguments {
     /// Returns a value that was given as a file, which does not exist, and the option that was
     /// probably meant.
@@ -390,14 +365,9 @@ impl Arguments {
     }
 
     fn options(&self, selection: Selection) -> ReportOptions {
-        let by = match &self.by[..] {
-            [] => vec![ROUTE.to_owned()],
-            [none] if none == NONE => Vec::new(),
-            names => names.to_vec(),
-        };
         let is_comparison = self.files.len() == 2 && !self.join;
         ReportOptions {
-            by,
+            by: levels(&self.by),
             selection,
             with_plumbing: self.plumbing || self.json,
             functions: if is_comparison || self.json {

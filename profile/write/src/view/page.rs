@@ -14,9 +14,6 @@ use super::tables::{self, Group, Id, Kind, Known, NONE, Sink, Tables, UNKNOWN_TI
 use crate::report::NO_ATTRIBUTE;
 use crate::wait::FRAME_KIND;
 
-/// The attribute of routes unless another one is given.
-const ROUTE: &str = "http.route";
-
 /// Maximum number of samples in a page. Of more, every second one is left out, as often as needed,
 /// and the others stand for them.
 const MAX_SAMPLES: usize = 3_000_000;
@@ -56,8 +53,6 @@ pub(super) struct Paging {
 
 impl Paging {
     pub(super) fn new(by: &[String]) -> Self {
-        let route = [ROUTE.to_owned()];
-        let by = if by.is_empty() { &route } else { by };
         let plumbing = PLUMBING.iter().map(|it| it.name.to_owned()).collect();
         Self {
             levels: Levels::new(by, true),

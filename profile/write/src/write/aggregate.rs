@@ -24,6 +24,7 @@ const MAX_STACKS: usize = 64 << 20;
 /// ([`Format::is_aggregate`]). The memory of each format is bounded.
 #[derive(Debug)]
 pub struct Aggregate {
+    /// Of folded stacks.
     options: Options,
     stacks: Option<Stacks>,
     pprof: Option<Pprof>,
@@ -61,21 +62,29 @@ impl Aggregate {
     #[must_use]
     pub fn new(options: &Options, formats: &[Format], clock: Clock, samples: u64) -> Self {
         let wants = |format| formats.contains(&format);
+        let of = |format: Format| {
+            let mut options = options.clone();
+            options.by.retain(|name| !format.has_level(name));
+            options
+        };
         let parquet = |format| wants(format).then(|| ParquetFiles::new(options, format));
+        let stacks = of(Format::Folded);
         Self {
-            options: options.clone(),
             stacks: wants(Format::Folded).then(|| Stacks {
                 lines: BTreeMap::new(),
                 waits: BTreeMap::new(),
                 room: Room::new(MAX_STACKS),
                 others: [0; 2],
-                has_value: vec![false; options.by.len()],
+                has_value: vec![false; stacks.by.len()],
             }),
+            options: stacks,
             pprof: wants(Format::Pprof).then(|| Pprof::new(&options.frame_rules)),
-            firefox: wants(Format::Firefox).then(|| Firefox::new(options, clock, samples)),
+            firefox: wants(Format::Firefox)
+                .then(|| Firefox::new(&of(Format::Firefox), clock, samples)),
             speedscope: wants(Format::Speedscope).then(|| Speedscope::new(options, clock, samples)),
-            page: wants(Format::Page).then(|| Page::new(options)),
-            flame_graph: wants(Format::FlameGraph).then(|| FlameGraph::new(options)),
+            page: wants(Format::Page).then(|| Page::new(&of(Format::Page))),
+            flame_graph: wants(Format::FlameGraph)
+                .then(|| FlameGraph::new(&of(Format::FlameGraph))),
             parquet: parquet(Format::Parquet),
             parquet_folder: parquet(Format::ParquetFolder),
             processes: DistinctCount::default(),
