@@ -344,6 +344,28 @@ fn the_firefox_profiler_gets_threads_as_tracks_and_spans_as_markers() {
     assert_eq!(text(&markers[4]["attributes"]), "http.route=/pay");
 }
 
+/// Attributes of resources name markers, too.
+#[test]
+fn markers_of_spans_are_named_by_attributes_of_contexts_and_resources() {
+    let mut options = Options::default();
+    options.by = ["container.id", "tenant", "http.route"]
+        .map(str::to_owned)
+        .to_vec();
+    let json = unzipped(&written(Format::Firefox, &options));
+    let profile: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    let names = profile["threads"][0]["markers"]["name"].as_array().unwrap();
+    let texts = &profile["shared"]["stringArray"];
+    let names = names
+        .iter()
+        .map(|it| texts[it.as_u64().unwrap() as usize].as_str().unwrap());
+    let cart = "c0ffee /cart";
+    assert!(
+        names.clone().eq([cart, cart, cart, cart, "c0ffee /pay"]),
+        "{:?}",
+        names.collect::<Vec<_>>()
+    );
+}
+
 /// What pprof itself makes of the file.
 #[test]
 fn pprof_reads_samples_with_their_labels() {

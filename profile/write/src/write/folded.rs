@@ -3,6 +3,8 @@
 
 use std::borrow::Cow;
 
+use otelctx_sample::{ContextId, ProcessId};
+
 use crate::attributes::{GIL, attribute, text_of};
 use crate::report::{Level, NO_ATTRIBUTE};
 use crate::{Group, Kind, Location, Options, Profile};
@@ -92,11 +94,21 @@ fn attribute_of<'p>(profile: &'p Profile, group: &Group<'_>, name: &str) -> Opti
             return Some(value.into());
         }
     }
-    let context = group.context.map(|context| profile.context(context));
+    published_attribute(profile, group.context, group.process, name)
+}
+
+/// Returns the value of an attribute of a context, or else of a process's resource.
+pub(super) fn published_attribute<'p>(
+    profile: &'p Profile,
+    context: Option<ContextId>,
+    process: ProcessId,
+    name: &str,
+) -> Option<Cow<'p, str>> {
+    let context = context.map(|context| profile.context(context));
     if let Some(value) = context.and_then(|context| attribute(context, name)) {
         return Some(value.into());
     }
-    let process = profile.process(group.process);
+    let process = profile.process(process);
     match process.resource.iter().find(|(key, _)| key == name) {
         Some((_, value)) => text_of(value),
         None => super::otlp::detected_text(process, name).map(Cow::from),

@@ -8,13 +8,14 @@ use std::io::{self, Write};
 
 use foldhash::fast::RandomState;
 use indexmap::{IndexMap, IndexSet};
-use otelctx_sample::{ContextId, Event, GilState, OffCpuState, ThreadId};
+use otelctx_sample::{ContextId, Event, GilState, OffCpuState, ProcessId, ThreadId};
 
 use categories::Categories;
 
+use super::folded::published_attribute;
 use super::room::{OTHER, Room};
 use super::start_and_time;
-use crate::attributes::{attribute, attributes};
+use crate::attributes::attributes;
 use crate::wait::Wait;
 use crate::{Clock, Identity, Location, LocationIndex, Options, Place, Profile};
 
@@ -34,7 +35,7 @@ type Table<T> = IndexSet<T, RandomState>;
 /// A profile to which the parts of a recording are added.
 #[derive(Debug)]
 pub(super) struct Firefox {
-    /// The attribute that names spans.
+    /// The attributes of contexts or resources that name spans.
     by: Vec<String>,
     categories: Categories,
     libraries: Table<Library>,
@@ -200,7 +201,7 @@ impl Firefox {
             shown.sort_by_key(|sample| sample.time);
             self.add_samples(part, track, &shown);
             self.add_waits(track, &shown);
-            self.add_spans(part, track, &shown);
+            self.add_spans(part, track, part.thread(thread).process, &shown);
         }
     }
 
@@ -463,7 +464,13 @@ impl Firefox {
 
     /// Extends the track's span, or ends it and starts another one. A span becomes a marker from
     /// its first sample to the end of the time of its last one, possibly in the next part.
-    fn add_spans(&mut self, part: &Profile, track: usize, shown: &[TrackSample<'_>]) {
+    fn add_spans(
+        &mut self,
+        part: &Profile,
+        track: usize,
+        process: ProcessId,
+        shown: &[TrackSample<'_>],
+    ) {
         for run in shown.chunk_by(|one, other| one.context == other.context) {
             let period = self.period.saturating_mul(self.stride as u64);
             let ends = run.iter().map(|sample| match sample.wait {
@@ -475,7 +482,7 @@ impl Firefox {
             let after_start = |time: u64| time.saturating_sub(self.clock.start);
             let (start, end) = (after_start(start), after_start(end));
             let next = run[0].context.map(|id| {
-                let (name, texts) = self.span(part, id);
+                let (name, texts) = self.span(part, id, process);
                 Span {
                     name,
                     texts,
@@ -496,13 +503,14 @@ impl Firefox {
         }
     }
 
-    /// Returns the name of a span, and its texts.
-    fn span(&mut self, part: &Profile, id: ContextId) -> (Index, [Index; 3]) {
+    /// Returns the name of a span of a process, and its texts.
+    fn span(&mut self, part: &Profile, id: ContextId, process: ProcessId) -> (Index, [Index; 3]) {
         let context = part.context(id);
         let text = attributes(context).into_iter();
         let text: Vec<_> = text.map(|(key, value)| format!("{key}={value}")).collect();
         // Markers with the same name share a row of the chart.
-        let names = self.by.iter().filter_map(|name| attribute(context, name));
+        let names = self.by.iter();
+        let names = names.filter_map(|name| published_attribute(part, Some(id), process, name));
         let name = match names.collect::<Vec<_>>().join(" ") {
             none if none.is_empty() => "span".to_owned(),
             name => name,
