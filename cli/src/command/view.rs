@@ -42,7 +42,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     select: Select,
     /// What the page groups by, several with commas between: attributes of contexts or resources, process,
-    /// thread and trace; `none` for none [default: http.route]
+    /// thread (worker-* for all threads of a pool) and trace; `none` for none [default: http.route]
     #[arg(help_heading = help::VIEW, long, value_name = "ATTRIBUTE,…", value_delimiter = ',', value_parser = ids::attribute)]
     by: Vec<String>,
     /// Show the spans of traces, too: a file in OTLP, as a Collector's file exporter writes it, JSON or

@@ -284,6 +284,20 @@ fn a_page_is_divided_by_nothing_if_nothing_is_asked_for() {
     }
 }
 
+/// A flame graph does the same; tables and folded stacks have each thread.
+#[test]
+fn a_page_joins_the_threads_of_a_pool() {
+    let recording = Recording::new();
+    let mut options = Options::default();
+    options.by = vec!["thread".to_owned()];
+    let input = Input::recording(&recording.0);
+    let page = converted(&input, &Selection::default(), Format::Page, &options);
+    let (by, mut threads) = routes(&String::from_utf8(page.unwrap().unwrap()).unwrap());
+    threads.sort_unstable();
+    assert_eq!(by, "thread");
+    assert_eq!(threads, ["other;x", "worker-*"]);
+}
+
 /// What a format shows in any case divides no file of a recorder.
 #[test]
 fn files_are_not_divided_by_what_they_show_anyway() {

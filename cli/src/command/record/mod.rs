@@ -109,8 +109,8 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     keep: KeepOptions,
     /// What flame graphs, pages and folded stacks group by, several with commas between: attributes of
-    /// contexts or resources, process, thread and trace; `none` for none [default: http.route, if any sample
-    /// has it]
+    /// contexts or resources, process, thread (in flame graphs and pages, worker-* for all threads of a pool)
+    /// and trace; `none` for none [default: http.route, if any sample has it]
     #[arg(help_heading = help::OUTPUT, long, value_name = "ATTRIBUTE,…", value_delimiter = ',', value_parser = ids::attribute)]
     by: Vec<String>,
     #[command(flatten)]

@@ -47,7 +47,7 @@ pub(super) struct Drawing {
 impl Drawing {
     pub(super) fn new(by: &[String], selection: &Selection) -> Self {
         Self {
-            levels: Levels::new(by, true),
+            levels: Levels::new(by),
             has_value: vec![false; by.len()],
             has_kinds: !selection.kinds.is_empty(),
             ..Self::default()

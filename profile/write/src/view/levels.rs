@@ -34,16 +34,13 @@ pub(super) fn run_of(group: &Group<'_>) -> Run {
 pub(super) struct Levels {
     levels: Vec<Level>,
     texts: IndexSet<String, RandomState>,
-    /// Threads of a pool are one.
-    joins_pools: bool,
 }
 
 impl Levels {
-    pub(super) fn new(names: &[String], joins_pools: bool) -> Self {
+    pub(super) fn new(names: &[String]) -> Self {
         Self {
             levels: names.iter().map(|name| Level::of(name)).collect(),
             texts: IndexSet::default(),
-            joins_pools,
         }
     }
 
@@ -79,8 +76,8 @@ impl Levels {
             Level::Thread => {
                 return match tables.text(tables.thread(group.thread).name) {
                     "" => None,
-                    name if self.joins_pools => Some(pool_of(name)),
-                    name => Some(name.to_owned()),
+                    // A graph has no room for a box of each.
+                    name => Some(pool_of(name)),
                 };
             }
             Level::Trace => {

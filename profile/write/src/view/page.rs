@@ -55,7 +55,7 @@ impl Paging {
     pub(super) fn new(by: &[String]) -> Self {
         let plumbing = PLUMBING.iter().map(|it| it.name.to_owned()).collect();
         Self {
-            levels: Levels::new(by, true),
+            levels: Levels::new(by),
             recording: page::Recording {
                 by: by.join(", "),
                 plumbing,
