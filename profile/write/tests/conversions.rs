@@ -435,13 +435,17 @@ fn files_are_divided_by_several_levels() {
             .replace("(none)", "(no http.route)");
         let noun = if *samples == 1 { "sample" } else { "samples" };
         let end = format!(" · {samples} {noun}");
-        let is_box = |text: &str| {
-            let tooltip = text.split("</title>").next().unwrap_or_default();
-            tooltip.lines().next() == Some(&last) && tooltip.ends_with(&end)
+        let has_box = |name: &str| {
+            graph.split("<title>").any(|text| {
+                let tooltip = text.split("</title>").next().unwrap_or_default();
+                tooltip.lines().next() == Some(name) && tooltip.ends_with(&end)
+            })
         };
+        let process = values.split("  ").next().unwrap();
         // Where there is no other value, none is shown.
-        let is_shown = graph.split("<title>").any(is_box) || values.starts_with("other");
-        assert!(is_shown, "{values} {samples}: {graph}");
+        let is_alone = process == "other;x 9";
+        assert_eq!(has_box(&last), !is_alone, "{values} {samples}: {graph}");
+        assert!(!is_alone || has_box(process), "{values} {samples}: {graph}");
     }
     // A recorder leaves out what no sample has, too.
     let written = |format| {

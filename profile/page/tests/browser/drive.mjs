@@ -243,7 +243,11 @@ const scenarios = {
       assert.equal(cpu, duration(sum(select(facts, { kinds: 1, service: 0, trace }))));
     await page.getByRole('tab', { name: 'Functions' }).click();
     // Callers of what is zoomed have all of its time.
-    await page.evaluate(() => globalThis.page.zoomTo(globalThis.page.boxes.node[8]));
+    await page.evaluate(() => {
+      const { boxes, tree, model } = globalThis.page;
+      const isShown = node => node >= 0 && model.names[tree.label[node]] === 'cart.show';
+      globalThis.page.zoomTo(boxes.node.find(isShown));
+    });
     const [frame, own, ...above] = await ofZoom();
     assert.ok(above.length > 3 && frame < shop, `${above}`);
     assert.deepEqual([own, ...above], Array(above.length + 1).fill(frame));
