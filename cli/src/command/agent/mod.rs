@@ -6,6 +6,7 @@
 mod batches;
 mod cpu_budget;
 mod cpu_time;
+mod kernel_time;
 mod listen;
 mod monitor;
 mod names;
@@ -39,6 +40,7 @@ use crate::{Setup, Status, hidden, interrupt};
 
 use batches::Batches;
 use cpu_budget::CpuBudget;
+use kernel_time::KernelTime;
 use monitor::Monitor;
 use notices::Notices;
 use parquet::Tables;
@@ -113,6 +115,7 @@ pub(crate) fn run(arguments: Arguments, setup: &Setup) -> Result<Status, Error> 
         notifier: Notifier::from_environment(),
         notices,
         on_cpu: 0,
+        kernel_time: KernelTime::default(),
         budget: (session.method == "ebpf").then(|| CpuBudget::new(frequency, Instant::now())),
     };
     supervisor.notifier.ready();
