@@ -3,6 +3,7 @@
 //! Messages are kept in files until a table of some minutes is due: so small files do not accumulate, and what a killed agent
 //! has not written, the next one writes. A thread of its own converts them, while the next ones are collected.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -31,6 +32,17 @@ struct Messages {
     bytes: u64,
     /// Number of samples in those of this process, not of an earlier one.
     samples: u64,
+}
+
+/// Whether the files of messages that no longer count were removed, or what is said of them: the next removal, or the next agent,
+/// removes the rest.
+type Removal = Result<(), String>;
+
+/// What was discarded to make room.
+#[derive(Debug, PartialEq, Eq)]
+struct Discarded {
+    messages: Messages,
+    removal: Removal,
 }
 
 /// Where an agent writes.
@@ -80,13 +92,25 @@ impl Folder {
         self.own.join("taken")
     }
 
-    /// Returns the path of the folder of messages that are in a table.
-    fn done(&self) -> PathBuf {
-        self.own.join("done")
+    /// Returns the path that a folder of messages has while these are removed. Each has its own: two threads remove messages.
+    fn done(&self, messages: &Path) -> PathBuf {
+        let mut name = OsString::from("done-");
+        name.push(messages.file_name().unwrap_or_default());
+        self.own.join(name)
+    }
+
+    /// Removes messages that an earlier process had begun to remove.
+    fn remove_done(&self) -> io::Result<()> {
+        let all = entries(&self.own)?;
+        let name = |it: &PathBuf| it.file_name().map(|it| it.to_string_lossy().into_owned());
+        let mut done = all
+            .iter()
+            .filter(|it| name(it).is_some_and(|it| it.starts_with("done")));
+        done.try_for_each(|it| remove(it))
     }
 
     /// Writes tables of the messages that were taken, and removes these.
-    fn write(&self) -> Result<(), Error> {
+    fn write(&self) -> Result<Removal, Error> {
         let new = self.own.join("new");
         let failed = |source| Error::Write {
             path: new.clone(),
@@ -121,15 +145,17 @@ impl Folder {
         remove(new)
     }
 
-    /// Removes messages, all at once: a part of them would replace the table of all, if the agent is killed meanwhile.
-    fn forget(&self, messages: &Path) -> io::Result<()> {
-        let done = self.done();
+    /// Removes messages, all at once: a part of them would replace the table of all, if the agent is killed meanwhile. After an
+    /// error, all of them are still there.
+    fn forget(&self, messages: &Path) -> io::Result<Removal> {
+        let done = self.done(messages);
         remove(&done)?;
         match fs::rename(messages, &done) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             result => result?,
         }
-        remove(&done)
+        let removed = remove(&done);
+        Ok(removed.map_err(|error| format!("{}: {error}; it is removed later", done.display())))
     }
 }
 
@@ -163,7 +189,7 @@ pub(super) struct ParquetFiles {
     taken: Messages,
     /// When the oldest collected message was added, or the last attempt to convert failed.
     begun: Option<Instant>,
-    conversion: Option<JoinHandle<Result<(), Error>>>,
+    conversion: Option<JoinHandle<Result<Removal, Error>>>,
 }
 
 impl ParquetFiles {
@@ -171,7 +197,7 @@ impl ParquetFiles {
     pub(super) fn open(directory: &Path, host: &str, interval: Duration) -> io::Result<Self> {
         let folder = Folder::open(directory, host)?;
         // Of an agent that was killed while it removed them.
-        remove(&folder.done())?;
+        folder.remove_done()?;
         // Of one that was killed earlier, or has ended in time.
         let (kept, taken) = (find(&folder.kept()), find(&folder.taken()));
         let has_any = kept.number > 0 || taken.number > 0;
@@ -185,19 +211,23 @@ impl ParquetFiles {
         })
     }
 
-    /// Adds a message, an encoded `ProfilesData` with this number of samples. Returns what was discarded to make room for it:
-    /// the oldest messages that are not being converted.
-    fn add(&mut self, message: &[u8], samples: u64) -> io::Result<Option<Messages>> {
-        let mut discarded = None;
-        if self.kept.bytes + self.taken.bytes >= MAX_KEPT {
-            let is_oldest = self.taken.number > 0 && self.conversion.is_none();
-            let (path, messages) = match is_oldest {
-                true => (self.folder.taken(), &mut self.taken),
-                false => (self.folder.kept(), &mut self.kept),
-            };
-            self.folder.forget(&path)?;
-            discarded = Some(std::mem::take(messages)).filter(|it| it.number > 0);
+    /// Discards the oldest messages that are not being converted, if there is no room for more. After an error, none are.
+    fn make_room(&mut self) -> io::Result<Option<Discarded>> {
+        if self.kept.bytes + self.taken.bytes < MAX_KEPT {
+            return Ok(None);
         }
+        let is_oldest = self.taken.number > 0 && self.conversion.is_none();
+        let (path, messages) = match is_oldest {
+            true => (self.folder.taken(), &mut self.taken),
+            false => (self.folder.kept(), &mut self.kept),
+        };
+        let removal = self.folder.forget(&path)?;
+        let messages = std::mem::take(messages);
+        Ok((messages.number > 0).then_some(Discarded { messages, removal }))
+    }
+
+    /// Adds a message, an encoded `ProfilesData` with this number of samples.
+    fn add(&mut self, message: &[u8], samples: u64) -> io::Result<()> {
         let kept = self.folder.kept();
         let path = message_path(&kept, self.kept.number + 1);
         let unfinished = self.folder.own.join("unfinished");
@@ -208,7 +238,7 @@ impl ParquetFiles {
         self.kept.bytes += message.len() as u64;
         self.kept.samples += samples;
         self.begun.get_or_insert_with(Instant::now);
-        Ok(discarded)
+        Ok(())
     }
 
     /// Begins to write tables if it is time to, and no other ones are being written.
@@ -233,7 +263,7 @@ impl ParquetFiles {
     }
 
     /// Returns the result of tables that are written by now; `None` while none are.
-    fn written(&mut self) -> Option<Result<(), Error>> {
+    fn written(&mut self) -> Option<Result<Removal, Error>> {
         let ended = self.conversion.take_if(|it| it.is_finished())?;
         let result = ended.join().unwrap_or_else(|_| {
             Err(Error::Write {
@@ -284,25 +314,49 @@ impl Tables {
         let Some(files) = &mut self.files else {
             return 0;
         };
-        let added = files.add(message, samples);
-        let own = files.folder.own.display();
-        let (message, discarded) = match added {
-            Ok(None) => return 0,
-            Ok(Some(Messages {
-                number, samples, ..
-            })) => (
-                format!(
-                    "{own}: {number} messages that could not be written as Parquet are discarded, with {samples} samples that this agent took"
-                ),
-                samples,
-            ),
-            Err(error) => (
-                format!("{own}: {error}; some samples are not in Parquet files"),
-                samples,
-            ),
+        let own = files.folder.own.display().to_string();
+        let room = files.make_room();
+        // Without room, it would be one too many.
+        let added = match &room {
+            Ok(_) => files.add(message, samples),
+            Err(_) => Ok(()),
         };
-        self.say(message);
-        discarded
+        let mut lost = 0;
+        match room {
+            Ok(None) => {}
+            Ok(Some(discarded)) => lost += self.count(&own, discarded),
+            Err(error) => lost += self.lost(&own, &error, samples),
+        }
+        if let Err(error) = added {
+            lost += self.lost(&own, &error, samples);
+        }
+        lost
+    }
+
+    /// Says what was discarded. Returns the number of samples.
+    fn count(&mut self, own: &str, discarded: Discarded) -> u64 {
+        let Messages {
+            number, samples, ..
+        } = discarded.messages;
+        self.say(format!(
+            "{own}: {number} messages that could not be written as Parquet are discarded, with {samples} samples that this agent took"
+        ));
+        self.say_if_left(discarded.removal);
+        samples
+    }
+
+    /// Says that a message was not kept. Returns the number of its samples.
+    fn lost(&mut self, own: &str, error: &io::Error, samples: u64) -> u64 {
+        self.say(format!(
+            "{own}: {error}; some samples are not in Parquet files"
+        ));
+        samples
+    }
+
+    fn say_if_left(&mut self, removal: Removal) {
+        if let Err(message) = removal {
+            self.say(message);
+        }
     }
 
     /// Has a table written if it is time to.
@@ -315,7 +369,10 @@ impl Tables {
         let begun = files.write_if_due();
         match written {
             None => {}
-            Some(Ok(())) => self.failure = None,
+            Some(Ok(removal)) => {
+                self.failure = None;
+                self.say_if_left(removal);
+            }
             Some(Err(error)) => self.say(format!("{error}; the Parquet files are written later")),
         }
         if let Err(error) = begun {
@@ -356,8 +413,19 @@ mod tests {
         }
     }
 
+    #[expect(
+        clippy::unnecessary_wraps,
+        reason = "it is compared with the result of making room"
+    )]
+    fn discarded(number: u32, bytes: u64, samples: u64) -> Option<Discarded> {
+        Some(Discarded {
+            messages: some(number, bytes, samples),
+            removal: Ok(()),
+        })
+    }
+
     /// Waits until tables are written, and returns the result.
-    fn written(files: &mut ParquetFiles) -> Result<(), Error> {
+    fn written(files: &mut ParquetFiles) -> Result<Removal, Error> {
         loop {
             if let Some(result) = files.written() {
                 return result;
@@ -386,7 +454,7 @@ mod tests {
     fn messages_of_an_agent_that_was_killed_are_kept() {
         let folder = scratch("parquet-kept");
         let mut first = open(&folder);
-        (0..3).for_each(|number| assert_eq!(first.add(&[number], 1).unwrap(), None));
+        (0..3).for_each(|number| first.add(&[number], 1).unwrap());
         // As if it was killed while it wrote another one.
         fs::write(first.folder.own.join("unfinished"), b"x").unwrap();
         drop(first);
@@ -403,7 +471,7 @@ mod tests {
         let third = open(&folder);
         assert_eq!((third.kept, third.taken), (some(0, 0, 0), some(4, 7, 0)));
         assert!(third.begun.is_some());
-        third.folder.forget(&third.folder.taken()).unwrap();
+        third.folder.forget(&third.folder.taken()).unwrap().unwrap();
         assert_eq!(files(&folder), [".agent-web-1/lock"]);
         fs::remove_dir_all(folder).unwrap();
     }
@@ -432,22 +500,63 @@ mod tests {
         let folder = scratch("parquet-removed");
         let mut first = open(&folder);
         first.add(b"message", 1).unwrap();
-        let (taken, done) = (first.folder.taken(), first.folder.done());
+        let (kept, taken) = (first.folder.kept(), first.folder.taken());
+        let (kept_done, done) = (first.folder.done(&kept), first.folder.done(&taken));
         // As if it was killed while it removed them.
-        fs::rename(first.folder.kept(), &done).unwrap();
+        fs::rename(&kept, &done).unwrap();
+        fs::create_dir(&kept_done).unwrap();
         drop(first);
         let mut second = open(&folder);
-        assert_eq!((second.kept.number, done.exists()), (0, false));
+        let are_there = (done.exists(), kept_done.exists());
+        assert_eq!((second.kept.number, are_there), (0, (false, false)));
         second.add(b"message", 1).unwrap();
-        fs::rename(second.folder.kept(), &taken).unwrap();
+        fs::rename(&kept, &taken).unwrap();
+        second.add(b"message", 1).unwrap();
         // No folder: it can be removed by nothing that removes folders.
         fs::write(&done, b"x").unwrap();
         assert!(second.folder.forget(&taken).is_err());
         assert_eq!(find(&taken).number, 1);
+        // Others are removed meanwhile.
+        second.folder.forget(&kept).unwrap().unwrap();
+        assert_eq!(find(&kept).number, 0);
         fs::remove_file(&done).unwrap();
-        second.folder.forget(&taken).unwrap();
+        second.folder.forget(&taken).unwrap().unwrap();
         assert_eq!(find(&taken).number, 0);
-        second.folder.forget(&taken).unwrap();
+        second.folder.forget(&taken).unwrap().unwrap();
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    /// Each loss is counted once, whatever else fails.
+    #[test]
+    fn samples_that_are_in_no_table_are_counted() {
+        let folder = scratch("parquet-lost");
+        let mut tables = Tables {
+            files: Some(open(&folder)),
+            notices: Arc::new(Mutex::new(Notices::new())),
+            failure: None,
+        };
+        let files = |tables: &mut Tables| tables.files.take().unwrap();
+        assert_eq!(tables.add(b"first", 5), 0);
+        let mut some_files = files(&mut tables);
+        let (kept, own) = (some_files.folder.kept(), some_files.folder.own.clone());
+        let done = some_files.folder.done(&kept);
+        some_files.kept.bytes = MAX_KEPT;
+        tables.files = Some(some_files);
+        // No room can be made: the messages stay.
+        fs::write(&done, b"x").unwrap();
+        assert_eq!(tables.add(b"second", 7), 7);
+        assert_eq!(find(&kept).number, 1);
+        fs::remove_file(&done).unwrap();
+        // Room is made, and the write after that fails.
+        fs::create_dir(own.join("unfinished")).unwrap();
+        assert_eq!(tables.add(b"third", 11), 5 + 11);
+        let some_files = files(&mut tables);
+        assert_eq!((some_files.kept, find(&kept).number), (some(0, 0, 0), 0));
+        tables.files = Some(some_files);
+        assert_eq!(tables.add(b"fourth", 13), 13);
+        fs::remove_dir(own.join("unfinished")).unwrap();
+        assert_eq!(tables.add(b"fifth", 17), 0);
+        assert_eq!(files(&mut tables).kept, some(1, 5, 17));
         fs::remove_dir_all(folder).unwrap();
     }
 
@@ -466,13 +575,13 @@ mod tests {
         assert_eq!((files.kept, files.taken), (some(1, 1, 7), some(1, 18, 5)));
         // Messages that are being converted stay.
         files.kept.bytes = MAX_KEPT;
-        let discarded = some(1, MAX_KEPT, 7);
-        assert_eq!(files.add(b"yz", 8).unwrap(), Some(discarded));
+        assert_eq!(files.make_room().unwrap(), discarded(1, MAX_KEPT, 7));
+        files.add(b"yz", 8).unwrap();
         assert_eq!((files.kept, files.taken), (some(1, 2, 8), some(1, 18, 5)));
         assert!(written(&mut files).is_err());
         files.kept.bytes = MAX_KEPT;
-        let discarded = some(1, 18, 5);
-        assert_eq!(files.add(b"z", 9).unwrap(), Some(discarded));
+        assert_eq!(files.make_room().unwrap(), discarded(1, 18, 5));
+        files.add(b"z", 9).unwrap();
         assert_eq!((files.kept.number, files.taken.number), (2, 0));
         assert_eq!(find(&files.folder.taken()).number, 0);
         fs::remove_dir_all(folder).unwrap();
@@ -488,7 +597,7 @@ mod tests {
         files.write_if_due().unwrap();
         files.add(b"next", 1).unwrap();
         assert_eq!((files.kept.number, files.taken.number), (1, 1));
-        written(&mut files).unwrap();
+        written(&mut files).unwrap().unwrap();
         assert_eq!((files.kept.number, files.taken.number), (1, 0));
         assert!(files.begun.is_some() && files.written().is_none());
         let found = find(&files.folder.kept());
