@@ -22,7 +22,7 @@ use super::notices::{self, Notices};
 const MAX_MESSAGES: u64 = 64 << 20;
 /// Size of messages that are kept while no table can be written, in bytes.
 const MAX_KEPT: u64 = 256 << 20;
-/// Maximum number of folders of an hour and a service whose files are moved.
+/// Maximum number of folders of hours, and of services of an hour, whose files are moved.
 const MAX_FOLDERS: usize = 100_000;
 
 /// Some messages.
@@ -282,14 +282,23 @@ impl ParquetFiles {
     }
 }
 
-/// The folders in a folder; none if it is missing.
+/// The folders in a folder; none if it is missing, and an error if there are too many.
 fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    at_most(MAX_FOLDERS, folder)
+}
+
+fn at_most(limit: usize, folder: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
-    let paths = entries.take(MAX_FOLDERS).map(|it| it.map(|it| it.path()));
-    paths.collect()
+    let paths = entries.take(limit + 1).map(|it| it.map(|it| it.path()));
+    let paths: Vec<PathBuf> = paths.collect::<io::Result<_>>()?;
+    if paths.len() > limit {
+        let why = format!("{}: more than {limit} folders", folder.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    }
+    Ok(paths)
 }
 
 fn remove(folder: &Path) -> io::Result<()> {
@@ -605,6 +614,20 @@ mod tests {
             (found, find(&files.folder.taken()).number),
             (some(1, 4, 0), 0)
         );
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    /// Files in folders beyond a limit would be removed without having been moved.
+    #[test]
+    fn too_many_folders_are_an_error() {
+        let folder = scratch("parquet-folders");
+        assert_eq!(at_most(1, &folder).unwrap(), Vec::<PathBuf>::new());
+        ["a", "b"].map(|it| fs::create_dir_all(folder.join(it)).unwrap());
+        assert_eq!(at_most(2, &folder).unwrap().len(), 2);
+        let error = at_most(1, &folder).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        let expected = format!("{}: more than 1 folders", folder.display());
+        assert_eq!(error.to_string(), expected);
         fs::remove_dir_all(folder).unwrap();
     }
 
