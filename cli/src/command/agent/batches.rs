@@ -155,7 +155,9 @@ impl Work {
             let interval = current(&self.settings).interval;
             self.names.begin(interval.mul_f64(WAIT_PART).min(MAX_WAIT));
             batch.into_iter().for_each(|part| self.encode(part));
-            self.tables.write_if_due();
+            let discarded = self.tables.write_if_due();
+            let counter = &self.progress.without_table;
+            counter.fetch_add(discarded, Ordering::Relaxed);
             self.progress.begun.store(0, Ordering::Relaxed);
             self.progress.waiting.fetch_sub(1, Ordering::AcqRel);
         }
