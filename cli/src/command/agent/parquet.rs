@@ -3,6 +3,7 @@
 //! Messages are kept in files until a table of some minutes is due: so small files do not accumulate, and what a killed agent
 //! has not written, the next one writes. A thread of its own converts them, while the next ones are collected.
 
+use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
@@ -18,12 +19,14 @@ use otelctx_profile::{Error, Format, Input, Options, convert};
 
 use super::notices::{self, Notices};
 
-/// Size of messages at which a table is written before it is due, in bytes.
+/// Size of messages at which a table is written before it is due, in bytes: more may be too many to convert.
 const MAX_MESSAGES: u64 = 64 << 20;
 /// Size of messages that are kept while no table can be written, in bytes.
 const MAX_KEPT: u64 = 256 << 20;
 /// Number of attempts to convert messages that fail because of these.
 const MAX_FAILURES: u32 = 2;
+/// The start of the names of folders of messages to which none are added.
+const FULL: &str = "full-";
 /// Maximum number of folders of hours, and of services of an hour, whose files are moved.
 const MAX_FOLDERS: usize = 100_000;
 
@@ -87,6 +90,21 @@ impl Folder {
     /// Returns the path of the folder of messages that are collected.
     fn kept(&self) -> PathBuf {
         self.own.join("messages")
+    }
+
+    /// Returns the path of a folder of messages to which none are added, with a number that gives the order.
+    fn full(&self, number: u32) -> PathBuf {
+        self.own.join(format!("{FULL}{number}"))
+    }
+
+    /// Finds the folders to which none are added, of an earlier process, the oldest first.
+    fn find_full(&self) -> io::Result<VecDeque<(u32, Messages)>> {
+        let all = entries(&self.own)?;
+        let number = |it: &PathBuf| it.file_name()?.to_str()?.strip_prefix(FULL)?.parse().ok();
+        let mut numbers: Vec<u32> = all.iter().filter_map(number).collect();
+        numbers.sort_unstable();
+        let found = numbers.into_iter().map(|it| (it, find(&self.full(it))));
+        Ok(found.filter(|(_, messages)| messages.number > 0).collect())
     }
 
     /// Returns the path of the folder of messages that are converted.
@@ -187,6 +205,8 @@ pub(super) struct ParquetFiles {
     interval: Duration,
     /// The messages that are collected.
     kept: Messages,
+    /// Those before, in folders by their numbers, the oldest first.
+    full: VecDeque<(u32, Messages)>,
     /// Those before, which are being converted, or are again after an error.
     taken: Messages,
     /// When the oldest collected message was added, or the last attempt to convert failed.
@@ -204,11 +224,13 @@ impl ParquetFiles {
         folder.remove_done()?;
         // Of one that was killed earlier, or has ended in time.
         let (kept, taken) = (find(&folder.kept()), find(&folder.taken()));
-        let has_any = kept.number > 0 || taken.number > 0;
+        let full = folder.find_full()?;
+        let has_any = kept.number > 0 || taken.number > 0 || !full.is_empty();
         Ok(Self {
             folder: Arc::new(folder),
             interval,
             kept,
+            full,
             taken,
             begun: has_any.then(Instant::now),
             conversion: None,
@@ -218,25 +240,35 @@ impl ParquetFiles {
 
     /// Discards the oldest messages that are not being converted, if there is no room for more. After an error, none are.
     fn make_room(&mut self) -> io::Result<Option<Discarded>> {
-        if self.kept.bytes + self.taken.bytes < MAX_KEPT {
+        let full: u64 = self.full.iter().map(|(_, it)| it.bytes).sum();
+        if self.kept.bytes + full + self.taken.bytes < MAX_KEPT {
             return Ok(None);
         }
-        let is_oldest = self.taken.number > 0 && self.conversion.is_none();
-        let (path, messages) = match is_oldest {
-            true => (self.folder.taken(), &mut self.taken),
-            false => (self.folder.kept(), &mut self.kept),
-        };
-        let removal = self.folder.forget(&path)?;
-        let messages = std::mem::take(messages);
-        if is_oldest {
+        let folder = &self.folder;
+        let (messages, removal) = if self.taken.number > 0 && self.conversion.is_none() {
+            let removal = folder.forget(&folder.taken())?;
             self.failures = 0;
-        }
+            (std::mem::take(&mut self.taken), removal)
+        } else if let Some((number, messages)) = self.full.front().copied() {
+            let removal = folder.forget(&folder.full(number))?;
+            self.full.pop_front();
+            (messages, removal)
+        } else {
+            let removal = folder.forget(&folder.kept())?;
+            (std::mem::take(&mut self.kept), removal)
+        };
         Ok((messages.number > 0).then_some(Discarded { messages, removal }))
     }
 
     /// Adds a message, an encoded `ProfilesData` with this number of samples.
     fn add(&mut self, message: &[u8], samples: u64) -> io::Result<()> {
         let kept = self.folder.kept();
+        if self.kept.bytes >= MAX_MESSAGES {
+            let number = self.full.back().map_or(1, |(last, _)| last + 1);
+            fs::rename(&kept, self.folder.full(number))?;
+            self.full
+                .push_back((number, std::mem::take(&mut self.kept)));
+        }
         let path = message_path(&kept, self.kept.number + 1);
         let unfinished = self.folder.own.join("unfinished");
         fs::create_dir_all(&kept)?;
@@ -263,16 +295,23 @@ impl ParquetFiles {
     /// Begins to write tables if it is time to, and no other ones are being written.
     fn write_if_due(&mut self) -> io::Result<()> {
         let is_due = self.begun.is_some_and(|it| it.elapsed() >= self.interval);
-        let is_due = is_due || self.kept.bytes >= MAX_MESSAGES && self.taken.number == 0;
-        let has_none = self.taken.number == 0 && self.kept.number == 0;
+        let has_full = self.kept.bytes >= MAX_MESSAGES || !self.full.is_empty();
+        let is_due = is_due || has_full && self.taken.number == 0;
+        let has_none = self.taken.number == 0 && self.kept.number == 0 && !has_full;
         if !is_due || has_none || self.conversion.is_some() {
             return Ok(());
         }
         if self.taken.number == 0 {
             let taken = self.folder.taken();
             remove(&taken)?;
-            fs::rename(self.folder.kept(), taken)?;
-            self.taken = std::mem::take(&mut self.kept);
+            if let Some((number, messages)) = self.full.front().copied() {
+                fs::rename(self.folder.full(number), taken)?;
+                self.full.pop_front();
+                self.taken = messages;
+            } else {
+                fs::rename(self.folder.kept(), taken)?;
+                self.taken = std::mem::take(&mut self.kept);
+            }
         }
         self.begun = None;
         let folder = Arc::clone(&self.folder);

@@ -190,7 +190,8 @@ fn messages_that_cannot_be_converted_are_bounded() {
     files.kept.bytes = MAX_KEPT;
     assert_eq!(files.make_room().unwrap(), discarded(1, 18, 5));
     files.add(b"z", 9).unwrap();
-    assert_eq!((files.kept.number, files.taken.number), (2, 0));
+    assert_eq!((files.kept, files.taken.number), (some(1, 1, 9), 0));
+    assert_eq!(files.full, [(1, some(1, MAX_KEPT, 8))]);
     assert_eq!(find(&files.folder.taken()).number, 0);
     fs::remove_dir_all(folder).unwrap();
 }
@@ -242,6 +243,49 @@ fn messages_stay_while_the_disk_is_at_fault() {
     files.write_if_due().unwrap();
     written(&mut files).unwrap().unwrap();
     assert_eq!(files.taken, some(0, 0, 0));
+    fs::remove_dir_all(folder).unwrap();
+}
+
+/// However long a conversion takes, the next one has no more than its bound.
+#[test]
+fn messages_are_divided_before_they_are_too_many_to_convert() {
+    let folder = scratch("parquet-full");
+    let mut files = open(&folder);
+    files.add(EMPTY, 1).unwrap();
+    files.write_if_due().unwrap();
+    let converted = files.taken;
+    for samples in 2..12 {
+        files.add(EMPTY, samples).unwrap();
+        files.kept.bytes = MAX_MESSAGES;
+    }
+    let full = |number: u32| (number, some(1, MAX_MESSAGES, u64::from(number) + 1));
+    assert_eq!(files.taken, converted);
+    assert_eq!(files.kept, some(1, MAX_MESSAGES, 11));
+    assert_eq!(files.full, (1..10).map(full).collect::<VecDeque<_>>());
+    // What is being converted stays, and the oldest of the others is discarded.
+    assert_eq!(files.make_room().unwrap(), discarded(1, MAX_MESSAGES, 2));
+    assert_eq!(find(&files.folder.full(1)), some(0, 0, 0));
+    written(&mut files).unwrap().unwrap();
+    files.interval = Duration::MAX;
+    // At once, and in order.
+    files.write_if_due().unwrap();
+    assert_eq!(
+        (files.taken, files.full.front()),
+        (full(2).1, Some(&full(3)))
+    );
+    written(&mut files).unwrap().unwrap();
+    drop(files);
+    // As if the agent was killed. Numbers have an order, not their texts: 10 is after 9.
+    let kept = folder.join(".agent-web-1/messages");
+    fs::rename(kept, folder.join(".agent-web-1/full-10")).unwrap();
+    let mut files = open(&folder);
+    let size = EMPTY.len() as u64;
+    let expected = (3..11).map(|number| (number, some(1, size, 0)));
+    assert_eq!(files.full, expected.collect::<VecDeque<_>>());
+    assert_eq!((files.kept, files.begun.is_some()), (some(0, 0, 0), true));
+    files.kept.bytes = MAX_KEPT;
+    assert_eq!(files.make_room().unwrap(), discarded(1, size, 0));
+    assert_eq!(files.full.front(), Some(&(4, some(1, size, 0))));
     fs::remove_dir_all(folder).unwrap();
 }
 
