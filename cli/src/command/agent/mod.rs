@@ -1,7 +1,8 @@
 //! `otelctx agent`: records the machine without end, and sends what it records to a collector.
 //!
 //! Three threads, none of which waits for another: this one samples, the next one encodes messages, the last one sends
-//! them. The second one waits for a fourth one, which resolves functions, for a bounded time.
+//! them. The second one waits for a further one, which resolves functions, for a bounded time. With `--parquet`, one more
+//! converts messages from time to time, for which nothing waits.
 
 mod batches;
 mod cpu_budget;
