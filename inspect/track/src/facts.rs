@@ -24,8 +24,8 @@ pub struct Facts {
     pub container_id: Option<String>,
     /// The UID of its Kubernetes pod, from its control group.
     pub pod_uid: Option<String>,
-    /// Whether it was started with `OTELCTX_PROFILE=off`: it asks agents not to record it. `None` if its environment cannot be read
-    /// or is empty, as while it executes a program or ends.
+    /// Whether it was started with `OTELCTX_PROFILE=off`: it asks agents not to record it. `None` if its environment cannot be read,
+    /// as while it executes a program or ends, or was overwritten.
     pub opted_out: Option<bool>,
 }
 
@@ -86,7 +86,15 @@ fn opted_out(process: &remote::Process) -> Option<bool> {
     let variables = process.environment(ENVIRONMENT_LIMIT).ok()?;
     let found = variables.iter().find(|(name, _)| name == OPT_OUT);
     let asks = found.is_some_and(|(_, value)| value.eq_ignore_ascii_case("off"));
-    (!variables.is_empty()).then_some(asks)
+    (!variables.is_empty() || is_empty(process)).then_some(asks)
+}
+
+/// Returns whether a process was started without any variable. While it executes a program or ends, there are no bounds (proc(5),
+/// `env_start` and `env_end`).
+fn is_empty(process: &remote::Process) -> bool {
+    let stat = process.stat().ok();
+    let field = |number| stat.as_ref()?.field(number)?.parse::<u64>().ok();
+    field(50).is_some_and(|start| start > 0 && field(51) == Some(start))
 }
 
 #[cfg(test)]
@@ -144,6 +152,26 @@ mod tests {
             child.wait().unwrap();
             assert_eq!(Facts::of(&process).opted_out, None);
         }
+    }
+
+    /// It has not asked for anything, whatever its parent has.
+    #[test]
+    fn a_process_may_have_an_empty_environment() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("1000")
+            .env_clear()
+            .spawn()
+            .unwrap();
+        let process = remote::Process::open(child.id() as i32).unwrap();
+        // Until the program is executed, there is none.
+        while process.comm().unwrap() != "sleep" || Facts::of(&process).opted_out.is_none() {
+            assert_eq!(child.try_wait().unwrap(), None);
+            std::thread::yield_now();
+        }
+        assert_eq!(Facts::of(&process).opted_out, Some(false));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(Facts::of(&process).opted_out, None);
     }
 
     #[test]

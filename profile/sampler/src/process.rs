@@ -38,6 +38,8 @@ pub(crate) struct SampledProcess {
     id: Option<ProcessId>,
     /// Its facts without its resource, and when they were read.
     known: Option<(Instant, ProcessFacts)>,
+    /// Whether it has opted out itself, by these facts.
+    own_opt_out: Option<bool>,
     /// The process had another name by the time when its facts were read: it executes another program, most likely.
     is_replaced: bool,
     /// The resource detected from its environment, once it was needed.
@@ -67,14 +69,18 @@ impl SampledProcess {
         }
         let known = self.known.as_ref();
         if let Some((_, facts)) = known.filter(|(read, _)| read.elapsed() < FACTS_LIFETIME) {
-            opted_out.of(process.pid(), Some(facts.opted_out));
-            let id = catalog.add_process(facts.clone());
+            let facts = ProcessFacts {
+                opted_out: opted_out.of(process.pid(), self.own_opt_out),
+                ..facts.clone()
+            };
+            let id = catalog.add_process(facts);
             self.id = Some(id);
             self.describe(process, catalog);
             return id;
         }
         let target = process.reader().and_then(|it| it.running().ok());
         let known = target.map_or(Facts::default(), Facts::of);
+        self.own_opt_out = known.opted_out;
         let comm = match &known.comm {
             // The first thread's name is that of the process. By now, it may have executed another program.
             Some(comm) if thread.0 != process.pid() && !self.code.next_is_reported() => comm,
