@@ -13,15 +13,15 @@ const MAX_GENERATIONS: usize = 16;
 #[derive(Debug, Default)]
 pub(crate) struct OptedOut {
     /// What the environments of processes say.
-    known: HashMap<i32, bool, RandomState>,
-    parents: HashMap<i32, i32, RandomState>,
+    known: Newest<bool>,
+    parents: Newest<i32>,
 }
 
 impl OptedOut {
     /// Notes that a process was forked: what is known of an earlier one with its ID no longer holds.
     pub(super) fn fork(&mut self, pid: i32, parent: i32) {
-        self.known.remove(&pid);
-        insert(&mut self.parents, pid, parent);
+        self.known.remove(pid);
+        self.parents.insert(pid, parent);
     }
 
     /// Returns whether a process has opted out: by its own environment if that was read, else by that of the nearest process that
@@ -29,7 +29,7 @@ impl OptedOut {
     pub(crate) fn of(&mut self, pid: i32, own: Option<bool>) -> bool {
         match own {
             Some(own) => {
-                insert(&mut self.known, pid, own);
+                self.known.insert(pid, own);
                 own
             }
             None => self.inherited(pid),
@@ -37,19 +37,40 @@ impl OptedOut {
     }
 
     fn inherited(&self, pid: i32) -> bool {
-        let parents = std::iter::successors(Some(pid), |pid| self.parents.get(pid).copied());
+        let parents = std::iter::successors(Some(pid), |pid| self.parents.get(*pid));
         let mut known = parents
             .take(1 + MAX_GENERATIONS)
-            .filter_map(|it| self.known.get(&it));
-        known.next().copied().unwrap_or(false)
+            .filter_map(|it| self.known.get(it));
+        known.next().unwrap_or(false)
     }
 }
 
-fn insert<T>(all: &mut HashMap<i32, T, RandomState>, pid: i32, value: T) {
-    if all.len() >= MAX_PROCESSES {
-        all.clear();
+/// Values of processes. Where there are too many, the older half is removed.
+#[derive(Debug, Default)]
+struct Newest<T> {
+    newer: HashMap<i32, T, RandomState>,
+    older: HashMap<i32, T, RandomState>,
+}
+
+impl<T: Copy> Newest<T> {
+    fn insert(&mut self, pid: i32, value: T) {
+        if self.newer.len() >= MAX_PROCESSES / 2 && !self.newer.contains_key(&pid) {
+            self.older = std::mem::take(&mut self.newer);
+        }
+        self.newer.insert(pid, value);
     }
-    all.insert(pid, value);
+
+    fn get(&self, pid: i32) -> Option<T> {
+        self.newer
+            .get(&pid)
+            .or_else(|| self.older.get(&pid))
+            .copied()
+    }
+
+    fn remove(&mut self, pid: i32) {
+        self.newer.remove(&pid);
+        self.older.remove(&pid);
+    }
 }
 
 #[cfg(test)]
@@ -88,7 +109,34 @@ mod tests {
         for pid in 0..3 * MAX_PROCESSES as i32 {
             opted_out.fork(pid, 1);
             opted_out.of(pid, Some(false));
-            assert!(opted_out.known.len().max(opted_out.parents.len()) <= MAX_PROCESSES);
+            let known = opted_out.known.newer.len() + opted_out.known.older.len();
+            let parents = opted_out.parents.newer.len() + opted_out.parents.older.len();
+            assert!(known.max(parents) <= MAX_PROCESSES);
         }
+    }
+
+    #[test]
+    fn the_oldest_are_forgotten_first() {
+        let mut opted_out = OptedOut::default();
+        let number = MAX_PROCESSES as i32;
+        for pid in 1..=number {
+            opted_out.fork(pid, 0);
+            opted_out.of(pid, Some(true));
+        }
+        assert!((1..=number).all(|pid| opted_out.of(pid, None)));
+        opted_out.of(number + 1, Some(true));
+        let forgotten: Vec<i32> = (1..=number)
+            .filter(|pid| !opted_out.of(*pid, None))
+            .collect();
+        assert!(forgotten.into_iter().eq(1..=number / 2));
+        // One that is asked again is new again.
+        opted_out.of(number, Some(true));
+        for pid in number + 2..=3 * number / 2 {
+            opted_out.of(pid, Some(true));
+        }
+        assert!(opted_out.of(number, None) && !opted_out.of(number - 1, None));
+        // Of another process with this ID, nothing is known.
+        opted_out.fork(number, 0);
+        assert!(!opted_out.of(number, None));
     }
 }
