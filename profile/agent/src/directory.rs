@@ -13,6 +13,7 @@ use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use flate2::Crc;
 use nix::errno::Errno;
@@ -31,6 +32,10 @@ const MAX_MESSAGE: u64 = 256 << 20;
 const MAX_FILES: usize = 1_000_000;
 /// Maximum number of a message: as many per second would take centuries.
 const MAX_SEQUENCE: u64 = 1 << 62;
+
+/// Attempts to lock a folder, and the time between two.
+const LOCK_ATTEMPTS: u32 = 41;
+const LOCK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Why a directory cannot keep messages.
 #[derive(Debug, thiserror::Error)]
@@ -65,18 +70,30 @@ pub enum DirectoryError {
 }
 
 /// Locks a folder for this process, by a file with the name `lock` in it, until the value is dropped. Returns `None` if another
-/// process has locked it.
+/// process still has it locked after two seconds: child processes of one that was killed have its lock until they have ended, too.
 ///
 /// # Errors
 /// Returns the error of opening or locking the file.
 pub fn lock_folder(folder: &Path) -> io::Result<Option<Flock<File>>> {
-    let file = OpenOptions::new()
+    lock_with_retries(folder, || std::thread::sleep(LOCK_INTERVAL))
+}
+
+fn lock_with_retries(folder: &Path, mut pause: impl FnMut()) -> io::Result<Option<Flock<File>>> {
+    let mut file = OpenOptions::new()
         .create(true)
         .truncate(false)
         .write(true)
         .mode(0o600)
         .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
         .open(folder.join(LOCK))?;
+    for _ in 1..LOCK_ATTEMPTS {
+        file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(Some(lock)),
+            Err((file, Errno::EWOULDBLOCK)) => file,
+            Err((_, errno)) => return Err(errno.into()),
+        };
+        pause();
+    }
     match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
         Ok(lock) => Ok(Some(lock)),
         Err((_, Errno::EWOULDBLOCK)) => Ok(None),

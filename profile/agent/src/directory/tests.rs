@@ -176,6 +176,28 @@ fn mutated_files_are_read_as_written_or_not_at_all() {
     assert!(read > 50 && refused > 50, "{read} {refused}");
 }
 
+/// Child processes of an agent that was killed end after it, and have its lock until then.
+#[test]
+fn a_lock_may_be_released_late() {
+    let scratch = Scratch::new("directory-late-lock");
+    fs::create_dir_all(&scratch.0).unwrap();
+    let mut first = lock_with_retries(&scratch.0, || ()).unwrap();
+    assert!(first.is_some());
+    let mut pauses = 0;
+    let second = lock_with_retries(&scratch.0, || pauses += 1).unwrap();
+    assert!(second.is_none());
+    assert_eq!(pauses, LOCK_ATTEMPTS - 1);
+    let mut pauses = 0;
+    let second = lock_with_retries(&scratch.0, || {
+        pauses += 1;
+        if pauses == LOCK_ATTEMPTS - 1 {
+            first = None;
+        }
+    });
+    assert!(second.unwrap().is_some());
+    assert_eq!(pauses, LOCK_ATTEMPTS - 1);
+}
+
 #[test]
 fn a_directory_belongs_to_one_process_and_one_user() {
     let scratch = Scratch::new("directory-lock");
