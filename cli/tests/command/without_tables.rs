@@ -149,11 +149,12 @@ fn callers_of_functions_of_go_are_not_skipped() {
     }
 }
 
-/// Where the stacks of Go's runtime begin: of goroutines, of threads, and of the scheduler.
-const STARTS_OF_GO: [&str; 4] = [
+/// Where the stacks of Go's runtime begin: of goroutines, of threads, and of the scheduler after a goroutine was put aside.
+const STARTS_OF_GO: [&str; 5] = [
     "runtime.goexit",
     "runtime.mstart",
     "runtime.mcall",
+    "runtime.newstack",
     "_rt0_amd64_linux",
 ];
 
