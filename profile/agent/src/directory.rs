@@ -86,19 +86,17 @@ fn lock_with_retries(folder: &Path, mut pause: impl FnMut()) -> io::Result<Optio
         .mode(0o600)
         .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
         .open(folder.join(LOCK))?;
-    for _ in 1..LOCK_ATTEMPTS {
+    for attempt in 1..=LOCK_ATTEMPTS {
         file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Ok(Some(lock)),
             Err((file, Errno::EWOULDBLOCK)) => file,
             Err((_, errno)) => return Err(errno.into()),
         };
-        pause();
+        if attempt < LOCK_ATTEMPTS {
+            pause();
+        }
     }
-    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-        Ok(lock) => Ok(Some(lock)),
-        Err((_, Errno::EWOULDBLOCK)) => Ok(None),
-        Err((_, errno)) => Err(errno.into()),
-    }
+    Ok(None)
 }
 
 /// What the name of a message's file says.
