@@ -241,14 +241,21 @@ impl GoTable {
 
     /// The rest of the table, from the name of a function on.
     fn name_bytes(&self, place: usize) -> Option<&[u8]> {
-        let name = u32_at(&self.bytes, place.checked_add(NAME)?)? as usize;
-        self.bytes.get(self.header.names.checked_add(name)?..)
+        self.names_from(self.name_offset(place)?)
+    }
+
+    fn name_offset(&self, place: usize) -> Option<u32> {
+        u32_at(&self.bytes, place.checked_add(NAME)?)
+    }
+
+    fn names_from(&self, offset: u32) -> Option<&[u8]> {
+        self.bytes
+            .get(self.header.names.checked_add(offset as usize)?..)
     }
 
     /// The name at an offset of the names, as Go's linker writes it into symbol tables; empty if there is none.
-    fn name_at(&self, offset: usize) -> Cow<'_, str> {
-        let at = self.header.names.checked_add(offset);
-        let name = at.and_then(|at| self.bytes.get(at..)).unwrap_or_default();
+    fn name_at(&self, offset: u32) -> Cow<'_, str> {
+        let name = self.names_from(offset).unwrap_or_default();
         let name = &name[..name.len().min(MAX_NAME)];
         let end = name.iter().position(|byte| *byte == 0);
         let name = String::from_utf8_lossy(&name[..end.unwrap_or(name.len())]);
@@ -268,9 +275,8 @@ impl<'a> GoFunction<'a> {
     /// Its name, as Go's linker writes it into symbol tables (putelfsym in its elf.go); empty if it has none. Up to Go
     /// 1.20, it has `[...]` in the place of types.
     pub fn name(&self) -> Cow<'a, str> {
-        let offset = self.place.checked_add(NAME);
-        let offset = offset.and_then(|at| u32_at(&self.table.bytes, at));
-        offset.map_or_else(Cow::default, |offset| self.table.name_at(offset as usize))
+        let offset = self.table.name_offset(self.place);
+        offset.map_or_else(Cow::default, |offset| self.table.name_at(offset))
     }
 
     /// Returns whether it is the first function of its stack. Go's runtime also takes handlers of signals for one, behind

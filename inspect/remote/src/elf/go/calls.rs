@@ -76,7 +76,7 @@ impl<'a> GoFunction<'a> {
             if calls.len() == MAX_INLINED || !read(place, &mut call) {
                 return None;
             }
-            let name = self.table.name_at(u32_at(&call, CALL_NAME)? as usize);
+            let name = self.table.name_at(u32_at(&call, CALL_NAME)?);
             calls.push(GoCall { name, file, line });
             address = self.start.checked_add(u32_at(&call, CALL_PARENT)?.into())?;
         }
