@@ -234,7 +234,7 @@ mod tests {
     use otelctx_reader::remote::memory::Image;
 
     use super::*;
-    use crate::layout::{ClassFields, ThreadList};
+    use crate::layout::ThreadList;
 
     #[test]
     fn references_of_zgc_lead_to_objects_in_each_phase() {
@@ -278,18 +278,8 @@ mod tests {
             coder: coder.map(|_| 24),
         };
         let of = Threads {
-            list: ThreadList::Linked { first: 0, next: 0 },
-            system_thread: 0,
-            id: 0,
-            object: 0,
-            has_handle: false,
-            thread_class: 0,
-            string_class: 0,
-            fields: ClassFields::Stream { fields: 0 },
-            narrow: (0, 0),
-            narrow_class: (0, 0),
             class_layout: 8,
-            z: Vec::new(),
+            ..crate::threads::tests::of(ThreadList::Linked { first: 0, next: 0 })
         };
         let mut memory = Image::new();
         memory

@@ -163,13 +163,14 @@ fn modified_utf8(text: &str) -> Vec<u8> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use otelctx_reader::remote::memory::{CountedMemory, Image};
 
     use super::*;
     use crate::layout::{ClassFields, ThreadList, Threads};
 
-    fn of(list: ThreadList) -> Threads {
+    /// The places of a virtual machine without classes.
+    pub(crate) fn of(list: ThreadList) -> Threads {
         Threads {
             list,
             system_thread: 8,
