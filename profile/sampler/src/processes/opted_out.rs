@@ -1,5 +1,5 @@
-//! Which processes have asked not to be recorded, also where that can no longer be read: a process that has ended is asked by the
-//! environment of the one that it was forked from.
+//! Remembers which processes have opted out of recordings. If the environment of a process can no longer be read, because it has
+//! ended, that of its nearest ancestor decides.
 
 use std::collections::HashMap;
 
